@@ -32,8 +32,31 @@ function(kvcache_executable name)
 endfunction()
 
 # kvcache_add_program(<name> SOURCES <file>... [LIBRARIES <target>...]): a program a person runs.
+# Programs under examples/ are listed for the gate that asks whether a test runs each of them.
 function(kvcache_add_program name)
   kvcache_executable(${name} ${ARGN})
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY "${kvcache_SOURCE_DIR}" OUTPUT_VARIABLE folder)
+  if(folder MATCHES "^examples(/|$)")
+    set_property(GLOBAL APPEND PROPERTY KVCACHE_EXAMPLE_PROGRAMS "$<TARGET_FILE:${name}>")
+  endif()
+endfunction()
+
+# kvcache_run_example(<program> [NAME <suffix>] [ARGS <word>...] [LABELS <label>...] [TIMEOUT <seconds>])
+# A ctest entry that runs an example program and expects exit code 0.
+function(kvcache_run_example program)
+  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "ARGS;LABELS" ${ARGN})
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "${program}: '${arg_UNPARSED_ARGUMENTS}' is not understood")
+  endif()
+  kvcache_test_wanted(wanted example ${arg_LABELS})
+  if(KVCACHE_BUILD_TESTS AND wanted)
+    set(name example.${program})
+    if(arg_NAME)
+      string(APPEND name .${arg_NAME})
+    endif()
+    kvcache_register_test(
+      ${name} COMMAND $<TARGET_FILE:${program}> ${arg_ARGS} LABELS example ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+  endif()
 endfunction()
 
 # Sets <out> to ON if a test with these labels belongs to this build tree (KVCACHE_TEST_ONLY, KVCACHE_TEST_EXCEPT).
@@ -136,9 +159,10 @@ function(kvcache_add_bench name)
   if(KVCACHE_BUILD_TESTS)
     kvcache_test_wanted(wanted bench)
     if(wanted)
-      enable_testing()
       kvcache_register_test(
         bench.${name} COMMAND $<TARGET_FILE:${name}> --benchmark_min_time=0.01 LABELS bench TIMEOUT 300)
+      # A benchmark that gives up still exits with 0.
+      set_tests_properties("${KVCACHE_TEST_PREFIX}bench.${name}" PROPERTIES FAIL_REGULAR_EXPRESSION "ERROR OCCURRED")
     endif()
   endif()
 endfunction()

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fails if a source file is compiled by no target, or an example program is run by no test: both rot unseen.
+
+check_sources.py BUILD-DIR [--root DIR]
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+FOLDERS = ("src", "tests", "examples", "bench", "tools")
+# Projects of their own, built by the packaging tests and by the planted faults.
+APART = ("tests/packaging/", "tests/gates/", "examples/consumer/")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--root", default=pathlib.Path(__file__).resolve().parent.parent, type=pathlib.Path)
+    args = parser.parse_args()
+    root = args.root.resolve()
+
+    compiled = set()
+    for entry in json.loads((args.build / "compile_commands.json").read_text()):
+        compiled.add(pathlib.Path(entry["directory"], entry["file"]).resolve())
+    errors, seen = [], 0
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if path.suffix not in (".cpp", ".c", ".cc") or name.startswith(APART):
+                continue
+            seen += 1
+            if path.resolve() not in compiled:
+                errors.append(f"{name}: no target compiles it")
+    if not seen:
+        errors.append(f"no source files under {root}")
+
+    listing = subprocess.run(["ctest", "--show-only=json-v1"], cwd=args.build, check=True, capture_output=True)
+    commands = [" ".join(test.get("command", [])) for test in json.loads(listing.stdout)["tests"]]
+    programs = [line for line in (args.build / "example_programs.txt").read_text().splitlines() if line]
+    for program in programs:
+        if not any(program in command for command in commands):
+            errors.append(f"{program}: an example program that no test runs (kvcache_run_example)")
+
+    for error in errors:
+        print(error, file=sys.stderr)
+    if errors:
+        sys.exit(1)
+    print(f"sources: {seen} files compiled, {len(programs)} example programs run")
+
+
+if __name__ == "__main__":
+    main()
