@@ -12,7 +12,9 @@ namespace kvcache {
 enum class errc : uint8_t {
   ok,
   out_of_blocks,     ///< not enough free and evictable blocks; close, preempt or wait
+  out_of_memory,     ///< the host refused memory at creation
   out_of_nodes,      ///< the prefix index is full of pinned nodes
+  out_of_scopes,     ///< more sharing scopes are in use than the configuration names
   out_of_sequences,  ///< as many sequences are open as the configuration names
   over_quota,        ///< the account's block limit would be passed
   too_long,          ///< the sequence would pass the configured blocks per sequence
@@ -29,8 +31,12 @@ constexpr const char* to_text(errc e) noexcept {
       return "ok";
     case errc::out_of_blocks:
       return "out_of_blocks";
+    case errc::out_of_memory:
+      return "out_of_memory";
     case errc::out_of_nodes:
       return "out_of_nodes";
+    case errc::out_of_scopes:
+      return "out_of_scopes";
     case errc::out_of_sequences:
       return "out_of_sequences";
     case errc::over_quota:

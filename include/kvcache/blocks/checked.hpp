@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Adaptor that keeps a second, naive record of every block and compares: for debugging an engine, or an
+// allocator of one's own. A difference is a contract violation; a call that breaks the contract does not
+// reach the allocator.
+#include <utility>
+
+#include "kvcache/blocks/concept.hpp"
+#include "kvcache/core/config.hpp"
+#include "kvcache/core/fixed_array.hpp"
+
+namespace kvcache {
+
+/// Wraps an allocator and checks both sides of the contract. Cost: O(1) per block on top. Memory: 8 bytes per
+/// block.
+template <block_allocator A>
+class checked {
+ public:
+  static constexpr bool shareable = A::shareable;
+
+  status create(blocks n, int32_t reserve = 0) noexcept {
+    fixed_array<record> fresh;
+    if (n.count > 0 && !fresh.create(static_cast<size_t>(n.count))) {
+      return {errc::out_of_memory, "blocks", n.count};
+    }
+    if (status s = up_.create(n, reserve); !s) return s;
+    shadow_ = std::move(fresh);
+    used_ = 0;
+    cached_ = 0;
+    return {};
+  }
+  status admit(int32_t n) noexcept { return up_.admit(n); }
+  status allocate(std::span<block_id> out) noexcept {
+    const status s = up_.allocate(out);
+    if (!s) return s;
+    for (const block_id b : out) {
+      if (!KVCACHE_CONTRACT(known(b) && shadow_[index(b)].shares == 0 && !shadow_[index(b)].indexed))
+        continue;
+      shadow_[index(b)].shares = 1;
+      ++used_;
+    }
+    compare();
+    return s;
+  }
+  void share(std::span<const block_id> in) noexcept {
+    for (const block_id b : in) {
+      if (b == no_block) continue;
+      if (!KVCACHE_CONTRACT(live(b))) continue;
+      if (shadow_[index(b)].shares++ == 0) ++used_, --cached_;
+      up_.share({&b, 1});
+    }
+    compare();
+  }
+  void release(std::span<const block_id> in) noexcept {
+    for (const block_id b : in) {
+      if (b == no_block) continue;
+      if (!KVCACHE_CONTRACT(known(b) && shadow_[index(b)].shares > 0)) continue;
+      if (--shadow_[index(b)].shares == 0) --used_, cached_ += shadow_[index(b)].indexed;
+      up_.release({&b, 1});
+    }
+    compare();
+  }
+  void set_indexed(block_id b, bool on) noexcept {
+    if (!KVCACHE_CONTRACT(known(b) && live(b))) return;
+    if (!on && shadow_[index(b)].shares == 0) --cached_;
+    shadow_[index(b)].indexed = on;
+    up_.set_indexed(b, on);
+    compare();
+  }
+  int32_t shares(block_id b) const noexcept { return up_.shares(b); }
+  bool indexed(block_id b) const noexcept { return up_.indexed(b); }
+  bool immutable(block_id b) const noexcept { return up_.immutable(b); }
+  int32_t free_blocks() const noexcept { return up_.free_blocks(); }
+  int32_t cached_blocks() const noexcept { return up_.cached_blocks(); }
+  int32_t total_blocks() const noexcept { return up_.total_blocks(); }
+
+ private:
+  struct record {
+    int32_t shares;
+    bool indexed;
+  };
+  bool known(block_id b) const noexcept { return index(b) < shadow_.size(); }
+  bool live(block_id b) const noexcept {
+    return known(b) && (shadow_[index(b)].shares > 0 || shadow_[index(b)].indexed);
+  }
+  void compare() const noexcept {
+    (void)KVCACHE_CONTRACT(up_.cached_blocks() == cached_);
+    // A reserving allocator may hold back more than was asked for, never less.
+    (void)KVCACHE_CONTRACT(up_.free_blocks() + cached_ + used_ <= up_.total_blocks());
+  }
+
+  A up_;
+  fixed_array<record> shadow_;
+  int32_t used_ = 0;
+  int32_t cached_ = 0;
+};
+
+}  // namespace kvcache

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Any eviction policy behind one type, for a choice at run time (configuration file, command line, C API).
+// The cost is one indirect call per node.
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "kvcache/evict/concept.hpp"
+
+namespace kvcache {
+
+/// Holds one policy; an empty one evicts nothing and cannot be created.
+class any_eviction {
+ public:
+  any_eviction() noexcept = default;
+  /// Takes over a policy. Check `holds()`: it is empty if memory was refused.
+  template <class E>
+  requires(!std::same_as<std::remove_cvref_t<E>, any_eviction> &&
+           eviction_policy<E>) explicit any_eviction(E policy) noexcept
+      : policy_(new (std::nothrow) model<E>(std::move(policy))) {}
+
+  bool holds() const noexcept { return policy_ != nullptr; }
+  status create(int32_t nodes, int32_t lanes) noexcept {
+    return policy_ ? policy_->create(nodes, lanes) : status{errc::bad_argument, "eviction"};
+  }
+  bool monotone() const noexcept { return policy_ == nullptr || policy_->monotone(); }
+  void enter(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->enter(r, lane, m); }
+  void leave(node_id r, int32_t lane) noexcept { policy_->leave(r, lane); }
+  node_id victim(int32_t lane) const noexcept { return policy_ ? policy_->victim(lane) : no_node; }
+
+ private:
+  struct base {
+    virtual ~base() = default;
+    virtual status create(int32_t, int32_t) noexcept = 0;
+    virtual bool monotone() const noexcept = 0;
+    virtual void enter(node_id, int32_t, const node_meta&) noexcept = 0;
+    virtual void leave(node_id, int32_t) noexcept = 0;
+    virtual node_id victim(int32_t) const noexcept = 0;
+  };
+  template <class E>
+  struct model final : base {
+    explicit model(E e) noexcept : policy(std::move(e)) {}
+    status create(int32_t nodes, int32_t lanes) noexcept override { return policy.create(nodes, lanes); }
+    bool monotone() const noexcept override { return policy.monotone(); }
+    void enter(node_id r, int32_t lane, const node_meta& m) noexcept override { policy.enter(r, lane, m); }
+    void leave(node_id r, int32_t lane) noexcept override { policy.leave(r, lane); }
+    node_id victim(int32_t lane) const noexcept override { return policy.victim(lane); }
+    E policy;
+  };
+  std::unique_ptr<base> policy_;
+};
+
+static_assert(eviction_policy<any_eviction>);
+
+}  // namespace kvcache

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Any order that a number expresses: a policy is one function `static uint64_t key(const node_meta&)`, the
+// smallest key goes first, equal keys in order of their ids. Candidates sit in one binary heap per lane. Any
+// node may sit in any lane, so every lane has an array of the full size, whose pages cost memory only when
+// they are used.
+#include "kvcache/core/fixed_array.hpp"
+#include "kvcache/evict/concept.hpp"
+
+namespace kvcache {
+
+template <class K>
+concept eviction_key = requires(const node_meta& m) {
+  { K::key(m) }
+  noexcept->std::same_as<uint64_t>;
+};
+
+/// Evicts the leaf with the smallest key. Cost: O(log candidates). Memory: 16 bytes per candidate and 4 per
+/// node.
+template <eviction_key Key>
+class ranked {
+ public:
+  status create(int32_t nodes, int32_t lanes) noexcept {
+    fixed_array<entry> fresh_heap;
+    fixed_array<int32_t> fresh_size;
+    fixed_array<int32_t> fresh_place;
+    const auto n = static_cast<size_t>(nodes);
+    const auto l = static_cast<size_t>(lanes);
+    if (!fresh_heap.create(n * l) || !fresh_size.create(l) || !fresh_place.create(n)) {
+      return {errc::out_of_memory, "nodes", nodes};
+    }
+    heap_ = std::move(fresh_heap);
+    size_ = std::move(fresh_size);
+    place_ = std::move(fresh_place);
+    return {};
+  }
+  static constexpr bool monotone() noexcept { return false; }
+  void enter(node_id r, int32_t lane, const node_meta& m) noexcept {
+    up(heap(lane), size_[static_cast<size_t>(lane)]++, {Key::key(m), r});
+  }
+  void leave(node_id r, int32_t lane) noexcept {
+    entry* h = heap(lane);
+    const int32_t n = --size_[static_cast<size_t>(lane)];
+    const int32_t i = place_[index(r)];
+    const entry last = h[n];
+    if (i == n) return;
+    if (i > 0 && before(last, h[(i - 1) / 2])) {
+      up(h, i, last);
+    } else {
+      down(h, n, i, last);
+    }
+  }
+  node_id victim(int32_t lane) const noexcept {
+    return size_[static_cast<size_t>(lane)] == 0 ? no_node
+                                                 : heap_[static_cast<size_t>(lane) * place_.size()].node;
+  }
+
+ private:
+  struct entry {
+    uint64_t key;
+    node_id node;
+  };
+  static bool before(const entry& a, const entry& b) noexcept {
+    return a.key != b.key ? a.key < b.key : raw(a.node) < raw(b.node);
+  }
+  entry* heap(int32_t lane) noexcept { return heap_.data() + static_cast<size_t>(lane) * place_.size(); }
+  void put(entry* h, int32_t i, entry e) noexcept {
+    h[i] = e;
+    place_[index(e.node)] = i;
+  }
+  void up(entry* h, int32_t i, entry e) noexcept {
+    for (; i > 0 && before(e, h[(i - 1) / 2]); i = (i - 1) / 2) put(h, i, h[(i - 1) / 2]);
+    put(h, i, e);
+  }
+  void down(entry* h, int32_t n, int32_t i, entry e) noexcept {
+    for (int32_t c; (c = 2 * i + 1) < n; i = c) {
+      if (c + 1 < n && before(h[c + 1], h[c])) ++c;
+      if (!before(h[c], e)) break;
+      put(h, i, h[c]);
+    }
+    put(h, i, e);
+  }
+
+  fixed_array<entry> heap_;  // [lane][node]
+  fixed_array<int32_t> size_;
+  fixed_array<int32_t> place_;  // of a node in its lane's heap
+};
+
+}  // namespace kvcache

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Radix tree over fixed units of tokens. Labels live in one array, so nothing is split, moved or allocated
+// after creation, and a chain of only children (the compressed edge of a radix tree) is followed by comparing
+// memory, without hashing. Only where a node has several children is the child found through one table keyed
+// by (scope, parent, tokens).
+//
+//   first units ──┬─ n0 ── n1 ── n2 ─┬─ n3      n0→n1→n2: memcmp of the label, no hash
+//                 │                  └─ n7      n2→{n3,n7}: one probe of the table, then memcmp
+//                 └─ n9
+#include <algorithm>
+#include <cstring>
+
+#include "kvcache/core/config.hpp"
+#include "kvcache/core/fixed_array.hpp"
+#include "kvcache/prefix/concept.hpp"
+
+namespace kvcache {
+
+/// Spreads (scope, parent, tokens of one unit) over 32 bits. A poor hash costs time, never a wrong hit.
+struct unit_hash {
+  uint32_t operator()(int32_t scope, node_id parent, std::span<const token_id> t) const noexcept {
+    uint64_t h = (uint64_t(uint32_t(raw(parent))) << 32 | uint32_t(scope)) * 0x9e3779b97f4a7c15ull;
+    size_t i = 0;
+    for (; i + 1 < t.size(); i += 2) {
+      uint64_t v;
+      std::memcpy(&v, t.data() + i, sizeof v);
+      h = (h ^ v) * 0xff51afd7ed558ccdull;
+      h ^= h >> 32;
+    }
+    if (i < t.size()) h = (h ^ uint32_t(t[i])) * 0xff51afd7ed558ccdull;
+    return static_cast<uint32_t>(h ^ (h >> 29));
+  }
+};
+
+/// Index of prefixes by content. Cost: match and insert O(tokens) comparisons plus one probe where a node
+/// branches; erase O(1). Memory: 32 bytes per node, 8 to 16 bytes of table, and the tokens.
+template <class Hash>
+class basic_radix_tree {
+ public:
+  /// Starts over, empty. Fails: bad_argument, out_of_memory; then the tree is unchanged.
+  status create(int32_t nodes, int32_t unit) noexcept;
+
+  int32_t unit() const noexcept { return unit_; }
+  int32_t capacity() const noexcept { return static_cast<int32_t>(node_.size()); }
+  int32_t size() const noexcept { return capacity() - top_; }
+  int32_t match(int32_t scope, node_id parent, std::span<const token_id> tokens,
+                std::span<node_id> out) const noexcept;
+  inserted insert(int32_t scope, node_id parent, std::span<const token_id> tokens) noexcept;
+  void erase(node_id r) noexcept;
+
+  node_id parent(node_id r) const noexcept { return node_[index(r)].parent; }
+  bool leaf(node_id r) const noexcept { return node_[index(r)].children == 0; }
+  node_id first_child(node_id r) const noexcept { return r == no_node ? first_ : node_[index(r)].first; }
+  node_id sibling(node_id r) const noexcept { return node_[index(r)].next; }
+  int32_t scope_of(node_id r) const noexcept { return node_[index(r)].scope; }
+  std::span<const token_id> tokens(node_id r) const noexcept {
+    return {label_.data() + index(r) * static_cast<size_t>(unit_), static_cast<size_t>(unit_)};
+  }
+
+ private:
+  struct node {
+    node_id parent;
+    node_id first;       // child
+    node_id next, prev;  // siblings
+    int32_t children;
+    int32_t scope;
+    uint32_t hash;
+    uint32_t slot;  // in table_
+  };
+
+  bool same(node_id r, const token_id* t) const noexcept {
+    return std::memcmp(tokens(r).data(), t, static_cast<size_t>(unit_) * sizeof(token_id)) == 0;
+  }
+  node_id find(int32_t scope, node_id parent, const token_id* t) const noexcept;
+  void link(node_id r, node_id parent) noexcept;
+  void unlink(node_id r) noexcept;
+  void remove_slot(uint32_t i) noexcept;
+
+  int32_t unit_ = 1;
+  uint32_t mask_ = 0;
+  int32_t top_ = 0;  // free nodes
+  node_id first_ = no_node;
+  fixed_array<node> node_;
+  fixed_array<token_id> label_;
+  fixed_array<node_id> table_;
+  fixed_array<node_id> free_;
+};
+
+using radix_tree = basic_radix_tree<unit_hash>;
+static_assert(prefix_index<radix_tree>);
+
+template <class Hash>
+status basic_radix_tree<Hash>::create(int32_t nodes, int32_t unit) noexcept {
+  if (nodes < 0 || nodes > (1 << 29)) return {errc::bad_argument, "nodes", nodes};
+  if (unit < 1) return {errc::bad_argument, "unit", unit};
+  const auto n = static_cast<size_t>(nodes);
+  size_t slots = 16;
+  while (slots < n * 2) slots *= 2;
+  basic_radix_tree t;
+  if (!t.node_.create(n) || !t.label_.create(n * static_cast<size_t>(unit)) || !t.table_.create(slots) ||
+      !t.free_.create(n)) {
+    return {errc::out_of_memory, "nodes", nodes};
+  }
+  t.unit_ = unit;
+  t.mask_ = static_cast<uint32_t>(slots - 1);
+  for (node_id& r : t.table_) r = no_node;
+  for (int32_t i = nodes; i-- > 0;) t.free_[static_cast<size_t>(t.top_++)] = node_id{i};
+  *this = std::move(t);
+  return {};
+}
+
+template <class Hash>
+node_id basic_radix_tree<Hash>::find(int32_t scope, node_id parent, const token_id* t) const noexcept {
+  if (parent != no_node) {
+    const node& p = node_[index(parent)];
+    if (p.children == 0) return no_node;
+    if (p.children == 1) {
+      return node_[index(p.first)].scope == scope && same(p.first, t) ? p.first : no_node;
+    }
+  }
+  const uint32_t h = Hash{}(scope, parent, {t, static_cast<size_t>(unit_)});
+  for (uint32_t i = h & mask_; table_[i] != no_node; i = (i + 1) & mask_) {
+    const node& n = node_[index(table_[i])];
+    if (n.hash == h && n.parent == parent && n.scope == scope && same(table_[i], t)) return table_[i];
+  }
+  return no_node;
+}
+
+template <class Hash>
+int32_t basic_radix_tree<Hash>::match(int32_t scope, node_id parent, std::span<const token_id> tokens,
+                                      std::span<node_id> out) const noexcept {
+  const size_t units = std::min(tokens.size() / static_cast<size_t>(unit_), out.size());
+  size_t n = 0;
+  for (const token_id* t = tokens.data(); n < units; ++n, t += unit_) {
+    const node_id r = find(scope, parent, t);
+    if (r == no_node) break;
+    out[n] = parent = r;
+  }
+  return static_cast<int32_t>(n);
+}
+
+template <class Hash>
+inserted basic_radix_tree<Hash>::insert(int32_t scope, node_id parent,
+                                        std::span<const token_id> tokens) noexcept {
+  if (!KVCACHE_CONTRACT(tokens.size() == static_cast<size_t>(unit_))) return {};
+  if (const node_id r = find(scope, parent, tokens.data()); r != no_node) return {r, false};
+  if (top_ == 0) return {};
+  const node_id r = free_[static_cast<size_t>(--top_)];
+  std::memcpy(label_.data() + index(r) * tokens.size(), tokens.data(), tokens.size_bytes());
+  const uint32_t h = Hash{}(scope, parent, tokens);
+  uint32_t i = h & mask_;
+  while (table_[i] != no_node) i = (i + 1) & mask_;
+  table_[i] = r;
+  node_[index(r)] = {parent, no_node, no_node, no_node, 0, scope, h, i};
+  link(r, parent);
+  return {r, true};
+}
+
+template <class Hash>
+void basic_radix_tree<Hash>::erase(node_id r) noexcept {
+  if (!KVCACHE_CONTRACT(index(r) < node_.size() && leaf(r) && table_[node_[index(r)].slot] == r)) return;
+  remove_slot(node_[index(r)].slot);
+  unlink(r);
+  free_[static_cast<size_t>(top_++)] = r;
+}
+
+template <class Hash>
+void basic_radix_tree<Hash>::link(node_id r, node_id parent) noexcept {
+  node_id& head = parent == no_node ? first_ : node_[index(parent)].first;
+  if (head != no_node) node_[index(head)].prev = r;
+  node_[index(r)].next = head;
+  head = r;
+  if (parent != no_node) ++node_[index(parent)].children;
+}
+
+template <class Hash>
+void basic_radix_tree<Hash>::unlink(node_id r) noexcept {
+  const node& n = node_[index(r)];
+  node_id& head = n.parent == no_node ? first_ : node_[index(n.parent)].first;
+  (n.prev == no_node ? head : node_[index(n.prev)].next) = n.next;
+  if (n.next != no_node) node_[index(n.next)].prev = n.prev;
+  if (n.parent != no_node) --node_[index(n.parent)].children;
+}
+
+// Backward-shift deletion (Knuth, TAOCP vol. 3, section 6.4, algorithm R): no tombstones, so lookups never
+// slow down.
+template <class Hash>
+void basic_radix_tree<Hash>::remove_slot(uint32_t i) noexcept {
+  for (uint32_t j = i;;) {
+    j = (j + 1) & mask_;
+    if (table_[j] == no_node) break;
+    const uint32_t home = node_[index(table_[j])].hash & mask_;
+    if (((j - home) & mask_) >= ((j - i) & mask_)) {
+      table_[i] = table_[j];
+      node_[index(table_[i])].slot = i;
+      i = j;
+    }
+  }
+  table_[i] = no_node;
+}
+
+}  // namespace kvcache
