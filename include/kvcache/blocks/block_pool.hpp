@@ -2,8 +2,8 @@
 #pragma once
 // The production allocator: a stack of free ids and one word per block.
 //
-//   meta word:  | 31 ............ 1 | 0       |
-//               | number of shares  | indexed |
+//   meta word:  | 63 ........ 32   | 31 ............... 0   |
+//               | shares (tables)  | nodes that index it    |
 //
 // The free order is a contract: fresh ids ascend, and the block released last is handed out first (it is the
 // one most likely still in a cache).
@@ -13,7 +13,7 @@
 
 namespace kvcache {
 
-/// Hands out and counts the blocks of one group. Cost: O(1) per block. Memory: 8 bytes per block.
+/// Hands out and counts the blocks of one group. Cost: O(1) per block. Memory: 12 bytes per block.
 class block_pool {
  public:
   static constexpr bool shareable = true;
@@ -27,11 +27,12 @@ class block_pool {
   status allocate(std::span<block_id> out) noexcept;
   void share(std::span<const block_id> in) noexcept;
   void release(std::span<const block_id> in) noexcept;
-  void set_indexed(block_id b, bool on) noexcept;
+  void index(block_id b) noexcept;
+  void unindex(block_id b) noexcept;
 
-  int32_t shares(block_id b) const noexcept { return static_cast<int32_t>(meta_[index(b)] >> 1); }
-  bool indexed(block_id b) const noexcept { return (meta_[index(b)] & 1) != 0; }
-  bool immutable(block_id b) const noexcept { return meta_[index(b)] > 3 || (meta_[index(b)] & 1) != 0; }
+  int32_t shares(block_id b) const noexcept { return static_cast<int32_t>(at(b) >> 32); }
+  bool indexed(block_id b) const noexcept { return static_cast<uint32_t>(at(b)) != 0; }
+  bool immutable(block_id b) const noexcept { return at(b) > one_share; }
   int32_t free_blocks() const noexcept { return top_; }
   int32_t cached_blocks() const noexcept { return cached_; }
   int32_t total_blocks() const noexcept { return static_cast<int32_t>(meta_.size()); }
@@ -39,11 +40,15 @@ class block_pool {
   std::span<const block_id> free_list() const noexcept { return {free_.data(), static_cast<size_t>(top_)}; }
 
  private:
-  bool valid(block_id b) const noexcept { return index(b) < meta_.size(); }
+  static constexpr uint64_t one_share = uint64_t{1} << 32;
+
+  uint64_t& at(block_id b) noexcept { return meta_[kvcache::index(b)]; }
+  uint64_t at(block_id b) const noexcept { return meta_[kvcache::index(b)]; }
+  bool valid(block_id b) const noexcept { return kvcache::index(b) < meta_.size(); }
   void push(block_id b) noexcept { free_[static_cast<size_t>(top_++)] = b; }
 
   fixed_array<block_id> free_;
-  fixed_array<uint32_t> meta_;
+  fixed_array<uint64_t> meta_;
   int32_t top_ = 0;
   int32_t cached_ = 0;
 };
@@ -53,7 +58,7 @@ static_assert(block_allocator<block_pool>);
 inline status block_pool::create(blocks n, int32_t) noexcept {
   if (n.count < 0) return {errc::bad_argument, "blocks", n.count};
   fixed_array<block_id> fresh_free;
-  fixed_array<uint32_t> fresh_meta;
+  fixed_array<uint64_t> fresh_meta;
   const auto size = static_cast<size_t>(n.count);
   if (!fresh_free.create(size) || !fresh_meta.create(size)) return {errc::out_of_memory, "blocks", n.count};
   free_ = std::move(fresh_free);
@@ -69,7 +74,7 @@ inline status block_pool::allocate(std::span<block_id> out) noexcept {
   const block_id* next = free_.data() + top_;
   for (block_id& b : out) {
     b = *--next;
-    meta_[index(b)] = 2;
+    at(b) = one_share;
   }
   top_ -= static_cast<int32_t>(n);
   return {};
@@ -78,33 +83,34 @@ inline status block_pool::allocate(std::span<block_id> out) noexcept {
 inline void block_pool::share(std::span<const block_id> in) noexcept {
   for (const block_id b : in) {
     if (b == no_block) continue;
-    if (!KVCACHE_CONTRACT(valid(b) && meta_[index(b)] != 0)) continue;
-    cached_ -= meta_[index(b)] == 1;
-    meta_[index(b)] += 2;
+    if (!KVCACHE_CONTRACT(valid(b) && at(b) != 0)) continue;
+    cached_ -= at(b) < one_share;
+    at(b) += one_share;
   }
 }
 
 inline void block_pool::release(std::span<const block_id> in) noexcept {
   for (const block_id b : in) {
     if (b == no_block) continue;
-    if (!KVCACHE_CONTRACT(valid(b) && meta_[index(b)] > 1)) continue;
-    const uint32_t left = meta_[index(b)] -= 2;
-    if (left == 0) push(b);
-    cached_ += left == 1;
+    if (!KVCACHE_CONTRACT(valid(b) && at(b) >= one_share)) continue;
+    const uint64_t left = at(b) -= one_share;
+    if (left == 0) {
+      push(b);
+    } else {
+      cached_ += left < one_share;
+    }
   }
 }
 
-inline void block_pool::set_indexed(block_id b, bool on) noexcept {
-  if (!KVCACHE_CONTRACT(valid(b) && meta_[index(b)] != 0)) return;
-  uint32_t& m = meta_[index(b)];
-  if (on) {
-    m |= 1;
-  } else if (m == 1) {
-    m = 0;
+inline void block_pool::index(block_id b) noexcept {
+  if (KVCACHE_CONTRACT(valid(b) && at(b) != 0)) ++at(b);
+}
+
+inline void block_pool::unindex(block_id b) noexcept {
+  if (!KVCACHE_CONTRACT(valid(b) && indexed(b))) return;
+  if (--at(b) == 0) {
     --cached_;
     push(b);
-  } else {
-    m &= ~1u;
   }
 }
 

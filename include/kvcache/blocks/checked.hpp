@@ -34,9 +34,8 @@ class checked {
     const status s = up_.allocate(out);
     if (!s) return s;
     for (const block_id b : out) {
-      if (!KVCACHE_CONTRACT(known(b) && shadow_[index(b)].shares == 0 && !shadow_[index(b)].indexed))
-        continue;
-      shadow_[index(b)].shares = 1;
+      if (!KVCACHE_CONTRACT(known(b) && at(b).shares == 0 && at(b).nodes == 0)) continue;
+      at(b).shares = 1;
       ++used_;
     }
     compare();
@@ -46,7 +45,7 @@ class checked {
     for (const block_id b : in) {
       if (b == no_block) continue;
       if (!KVCACHE_CONTRACT(live(b))) continue;
-      if (shadow_[index(b)].shares++ == 0) ++used_, --cached_;
+      if (at(b).shares++ == 0) ++used_, --cached_;
       up_.share({&b, 1});
     }
     compare();
@@ -54,17 +53,22 @@ class checked {
   void release(std::span<const block_id> in) noexcept {
     for (const block_id b : in) {
       if (b == no_block) continue;
-      if (!KVCACHE_CONTRACT(known(b) && shadow_[index(b)].shares > 0)) continue;
-      if (--shadow_[index(b)].shares == 0) --used_, cached_ += shadow_[index(b)].indexed;
+      if (!KVCACHE_CONTRACT(known(b) && at(b).shares > 0)) continue;
+      if (--at(b).shares == 0) --used_, cached_ += at(b).nodes > 0;
       up_.release({&b, 1});
     }
     compare();
   }
-  void set_indexed(block_id b, bool on) noexcept {
-    if (!KVCACHE_CONTRACT(known(b) && live(b))) return;
-    if (!on && shadow_[index(b)].shares == 0) --cached_;
-    shadow_[index(b)].indexed = on;
-    up_.set_indexed(b, on);
+  void index(block_id b) noexcept {
+    if (!KVCACHE_CONTRACT(live(b))) return;
+    ++at(b).nodes;
+    up_.index(b);
+    compare();
+  }
+  void unindex(block_id b) noexcept {
+    if (!KVCACHE_CONTRACT(known(b) && at(b).nodes > 0)) return;
+    if (--at(b).nodes == 0 && at(b).shares == 0) --cached_;
+    up_.unindex(b);
     compare();
   }
   int32_t shares(block_id b) const noexcept { return up_.shares(b); }
@@ -77,12 +81,12 @@ class checked {
  private:
   struct record {
     int32_t shares;
-    bool indexed;
+    int32_t nodes;
   };
-  bool known(block_id b) const noexcept { return index(b) < shadow_.size(); }
-  bool live(block_id b) const noexcept {
-    return known(b) && (shadow_[index(b)].shares > 0 || shadow_[index(b)].indexed);
-  }
+  record& at(block_id b) noexcept { return shadow_[kvcache::index(b)]; }
+  const record& at(block_id b) const noexcept { return shadow_[kvcache::index(b)]; }
+  bool known(block_id b) const noexcept { return kvcache::index(b) < shadow_.size(); }
+  bool live(block_id b) const noexcept { return known(b) && (at(b).shares > 0 || at(b).nodes > 0); }
   void compare() const noexcept {
     (void)KVCACHE_CONTRACT(up_.cached_blocks() == cached_);
     // A reserving allocator may hold back more than was asked for, never less.

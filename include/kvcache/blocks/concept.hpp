@@ -2,9 +2,9 @@
 #pragma once
 // Contract of a block allocator. A block is in one of three states, stored and never inferred:
 //
-//      free ──allocate──> used (shares > 0) ──last release──> free
-//                          ^      │ indexed: last release
-//                          └share─┴──> cached (shares == 0, indexed) ──set_indexed(false)──> free
+//      free ──allocate──> used (shares > 0) ──last release, in no node──> free
+//                          ^      │ last release, in a node
+//                          └share─┴──> cached (shares == 0, in a node) ──last unindex──> free
 //
 // used + cached + free == total at every moment.
 #include <concepts>

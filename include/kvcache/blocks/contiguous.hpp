@@ -59,14 +59,15 @@ class contiguous {
   void release(std::span<const block_id> in) noexcept {
     for (const block_id b : in) {
       if (b == no_block) continue;
-      if (!KVCACHE_CONTRACT(index(b) < used_.size() && used_[index(b)] != 0)) continue;
-      used_[index(b)] = 0;
+      if (!KVCACHE_CONTRACT(kvcache::index(b) < used_.size() && used_[kvcache::index(b)] != 0)) continue;
+      used_[kvcache::index(b)] = 0;
       const int32_t region = raw(b) / region_;
       if (--held_[static_cast<size_t>(region)] == 0) free_[static_cast<size_t>(top_++)] = region;
     }
   }
-  void set_indexed(block_id, bool on) noexcept { (void)KVCACHE_CONTRACT(!on); }
-  int32_t shares(block_id b) const noexcept { return used_[index(b)]; }
+  void index(block_id) noexcept { (void)KVCACHE_CONTRACT(!"indexable"); }
+  void unindex(block_id) noexcept { (void)KVCACHE_CONTRACT(!"indexable"); }
+  int32_t shares(block_id b) const noexcept { return used_[kvcache::index(b)]; }
   bool indexed(block_id) const noexcept { return false; }
   bool immutable(block_id) const noexcept { return false; }
   int32_t free_blocks() const noexcept { return top_ * region_; }

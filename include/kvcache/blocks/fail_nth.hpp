@@ -38,7 +38,8 @@ class fail_nth {
   status allocate(std::span<block_id> out) noexcept { return up_.allocate(out); }
   void share(std::span<const block_id> in) noexcept { up_.share(in); }
   void release(std::span<const block_id> in) noexcept { up_.release(in); }
-  void set_indexed(block_id b, bool on) noexcept { up_.set_indexed(b, on); }
+  void index(block_id b) noexcept { up_.index(b); }
+  void unindex(block_id b) noexcept { up_.unindex(b); }
   int32_t shares(block_id b) const noexcept { return up_.shares(b); }
   bool indexed(block_id b) const noexcept { return up_.indexed(b); }
   bool immutable(block_id b) const noexcept { return up_.immutable(b); }
