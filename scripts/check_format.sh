@@ -17,6 +17,10 @@ mapfile -d '' files < <(find . \( -name .git -o -path ./build \) -prune -o -type
 if [ $fix = yes ]; then
   "$tool" --style=file -i "${files[@]}"
 else
-  "$tool" --style=file --dry-run --Werror "${files[@]}"
+  if ! found=$("$tool" --style=file --dry-run --Werror "${files[@]}" 2>&1); then
+    grep -F 'error:' <<<"$found" | head -n 20 >&2
+    echo "format: $(grep -oE '^[^:]+' <<<"$(grep -F 'error:' <<<"$found")" | sort -u | wc -l) files differ (check_format.sh --fix)" >&2
+    exit 1
+  fi
   echo "format: ${#files[@]} files"
 fi

@@ -61,6 +61,8 @@ case $fault in
     tree; header attend/planted.hpp '#include <hwy/highway.h>'; stops 'hwy/highway.h> belongs in' "${check[@]}"
     tree; header core/planted.hpp '#include "units.hpp"'; stops 'relative includes hide' "${check[@]}"
     tree; header core/planted.hpp '#include "kvcache/core/nowhere.hpp"'; stops 'does not exist' "${check[@]}"
+    tree; header kvcache.h '#include "kvcache/core/units.hpp"'; stops 'kvcache.h stands alone' "${check[@]}"
+    tree; header core/planted.hpp '#include "kvcache/kvcache.h"'; stops 'core/planted.hpp:3: upward' "${check[@]}"
     tree; header misc/planted.hpp; stops "folder 'misc' has no layer" "${check[@]}"
     tree; header core/p1.hpp '#include "kvcache/core/p2.hpp"'; header core/p2.hpp '#include "kvcache/core/p1.hpp"'
     stops 'include cycle' "${check[@]}" ;;

@@ -19,7 +19,7 @@ configure() {  # configure FOLDER SOURCE [ARGS]: a new build folder each time, s
   cmake -S "$from" -B "$work/$folder" "$@" >"$work/$folder/configure.log" 2>&1 || { cat "$work/$folder/configure.log"; return 1; }
 }
 must_use() {  # must_use FOLDER DIR: the kvcache found lies below DIR, not somewhere on this machine
-  grep -q "^kvcache_DIR:PATH=$2" "$work/$1/CMakeCache.txt" \
+  grep -qE "^kvcache_DIR:[A-Z]+=$2" "$work/$1/CMakeCache.txt" \
     || { echo "found the wrong kvcache: $(grep ^kvcache_DIR "$work/$1/CMakeCache.txt")"; exit 1; }
 }
 refuses() {  # refuses REGEX FOLDER SOURCE [ARGS]: configuring fails and says why

@@ -7,5 +7,7 @@
 
 int main() {
   const kvcache::model_shape shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 64};
-  return kvcache::bytes_per_token(kvcache::group_of(shape)).count == 512 ? 0 : 1;
+  const bool headers_work = kvcache::bytes_per_token(kvcache::group_of(shape)).count == 512;
+  const bool library_works = kvc_status_text(KVC_OK)[0] != 0;
+  return headers_work && library_works ? 0 : 1;
 }
