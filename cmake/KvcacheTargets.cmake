@@ -89,7 +89,7 @@ function(kvcache_register_test name)
     set(arg_TIMEOUT 300)
   endif()
   set(full "${KVCACHE_TEST_PREFIX}${name}")
-  add_test(NAME "${full}" COMMAND ${arg_COMMAND} WORKING_DIRECTORY "${kvcache_BINARY_DIR}")
+  add_test(NAME "${full}" COMMAND ${KVCACHE_TEST_LAUNCHER} ${arg_COMMAND} WORKING_DIRECTORY "${kvcache_BINARY_DIR}")
   set_tests_properties(
     "${full}"
     PROPERTIES LABELS "${arg_LABELS}"

@@ -19,4 +19,14 @@ if(KVCACHE_SANITIZE)
   add_link_options(-fsanitize=${kvcache_sanitize_list})
 endif()
 
+# ThreadSanitizer of g++ 12 cannot place its shadow memory where the kernel randomises addresses by more than 28
+# bits; there its programs run without randomisation.
+set(KVCACHE_TEST_LAUNCHER "")
+if("thread" IN_LIST KVCACHE_SANITIZE AND EXISTS /proc/sys/vm/mmap_rnd_bits)
+  file(READ /proc/sys/vm/mmap_rnd_bits kvcache_random_bits)
+  if(kvcache_random_bits GREATER 28)
+    set(KVCACHE_TEST_LAUNCHER setarch --addr-no-randomize)
+  endif()
+endif()
+
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)

@@ -31,5 +31,8 @@ if grep -qE '\*\*\*(Not Run|Skipped)|Not Run \(Disabled\)|The following tests di
   code=1
 fi
 echo
+echo "slowest:"
+sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([^ ]+) \.*[^.]* +([0-9.]+) sec.*/\2 s  \1/p' "$log" | sort -rn | sed -n 1,12p
+echo
 echo "$summary"
 exit $code
