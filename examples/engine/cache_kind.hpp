@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the scheduler knows of the cache: which sequences exist, whether there is room, what was reused. A
+// cache kind is one class that answers these questions and gives out the backend the model writes through.
+//
+//   open(prompt) -> slot, reused      the first `reused` tokens are there already
+//   extend(slot, n) -> room           then a model step over those n tokens, any number of times
+//   commit(slot, text)                what was written may serve others
+//   fork(slot), close(slot)
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kv_backend.hpp"
+#include "thread_pool.hpp"
+
+namespace engine {
+
+/// Numeric format in which keys and values are stored.
+enum class kv_type { f32, f16, bf16 };
+
+std::string_view name_of(kv_type type);
+
+/// Who may share a prompt's cache. There is no default: isolation is chosen.
+struct cache_scope {
+  bool shared = false;
+  std::string tenant;  ///< used when not shared
+
+  static cache_scope everyone() { return {true, {}}; }
+  static cache_scope only(std::string tenant) { return {false, std::move(tenant)}; }
+};
+
+struct cache_config {
+  kv_shape shape;
+  kv_type type = kv_type::f32;
+  int block_size = 16;          ///< tokens per block; kinds without blocks ignore it
+  std::int64_t blocks = 0;      ///< size of the pool; 0: enough for max_sequences full sequences
+  int max_sequences = 1;        ///< open at the same time
+  int max_tokens = 0;           ///< longest sequence
+  thread_pool* pool = nullptr;  ///< must outlive the cache
+};
+
+struct opened_sequence {
+  int slot = 0;
+  int reused = 0;  ///< tokens of the prompt already cached; less than its length
+};
+
+struct cache_bytes {
+  std::size_t held = 0;      ///< used by tokens that are stored
+  std::size_t reserved = 0;  ///< taken from the system or set aside for sequences
+};
+
+/// One way of keeping keys and values.
+/// Thread safety: one thread at a time.
+class cache_kind {
+ public:
+  virtual ~cache_kind() = default;
+
+  virtual std::string_view name() const = 0;
+  virtual kv_backend& backend() = 0;
+
+  /// Begins a sequence that is going to hold `prompt`. At least its last token is left to compute.
+  /// Fails: cannot_run "out_of_sequences"; bad_input when the prompt is empty or too long.
+  virtual result<opened_sequence> open(std::span<const token_id> prompt, const cache_scope& scope) = 0;
+
+  /// Makes room for `tokens` more tokens.
+  /// Fails: cannot_run "out_of_blocks" (close another sequence and try again) or "too_long"; nothing changed.
+  virtual status extend(int slot, int tokens) = 0;
+
+  /// Tells which tokens the sequence holds, from its first one, so that they can serve other prompts.
+  /// Requires: text.size() is at most the number of tokens written.
+  virtual status commit(int slot, std::span<const token_id> text) = 0;
+
+  /// A second sequence with the same content. Fails: as open.
+  virtual result<int> fork(int slot) = 0;
+
+  virtual void close(int slot) = 0;
+
+  /// Tokens written to the sequence.
+  virtual int length(int slot) const = 0;
+
+  virtual cache_bytes bytes() const = 0;
+
+  /// Copies what is stored for one token, widened to f32, for tests and diagnosis.
+  /// k (after RoPE) and v: [kv_heads][head_dim].
+  virtual void read(int slot, int layer, int position, float* k, float* v) const = 0;
+};
+
+/// The kinds this build offers, by the names the programs use.
+std::span<const std::string_view> cache_kind_names();
+
+/// Fails: cannot_run when the kind does not support the shape, type or block size.
+result<std::unique_ptr<cache_kind>> make_cache(std::string_view kind, const cache_config& config);
+
+}  // namespace engine

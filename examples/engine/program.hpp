@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the engine's programs have in common: one JSON document on stdout under --json, progress and messages
+// on stderr, errors that name field and value, exit codes 0 ok, 1 cannot run, 2 usage, 3 bad input.
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cache_kind.hpp"
+#include "model.hpp"
+#include "tokenizer.hpp"
+
+namespace engine {
+
+using json = nlohmann::ordered_json;
+
+/// The document as text: floats as %.9g (enough to get the same float32 back), not-a-number and infinities as
+/// null, bytes that are not UTF-8 replaced by U+FFFD.
+std::string to_text(const json& document);
+
+/// {"schema": "kvcache.error.v1", "error": {...}}
+json to_json(const error& e);
+
+/// Options that every program has.
+struct common_options {
+  std::string model;
+  std::string cache = "reference";
+  std::string type = "f32";
+  int block_size = 16;
+  int chunk = 128;
+  int threads = 1;
+  bool as_json = false;
+};
+
+/// Adds --model, --cache, --kv, --block, --chunk, --threads and --json to `app`.
+void add_common_options(CLI::App& app, common_options& options);
+
+/// Parses the command line, runs `body` and turns what comes back into output and exit code: the document, or
+/// the error, on stdout under --json; otherwise the error on stderr. Lets no exception through.
+int run_program(CLI::App& app, int argc, char** argv, const common_options& options,
+                const std::function<result<json>()>& body);
+
+/// Everything a program needs before it can open a cache. Not movable: parts refer to each other.
+struct loaded {
+  explicit loaded(int threads) : pool(threads) {}
+  thread_pool pool;
+  std::unique_ptr<llama_model> model;
+  std::unique_ptr<tokenizer> text;
+};
+
+result<std::unique_ptr<loaded>> load_model(const common_options& options);
+
+/// The cache the options ask for, for sequences of at most `max_tokens`.
+result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, loaded& parts, int max_tokens,
+                                               int max_sequences = 1);
+
+/// The whole file. Fails: bad_input "cannot_open".
+result<std::string> read_file(const std::string& path, const char* field);
+
+}  // namespace engine
