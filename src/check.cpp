@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "check.hpp"
+
+#include <cmath>
+
+#include "element.hpp"
+#include "kernel.hpp"
+
+namespace kvcache::detail {
+namespace {
+
+constexpr int32_t max_block = 1 << 16;
+
+bool aligned(const void* p, int64_t element) noexcept {
+  return reinterpret_cast<uintptr_t>(p) % static_cast<uintptr_t>(element) == 0;
+}
+
+/// One stride of a plane or of rows: not negative, whole elements, not 0 where there is more than one step,
+/// and the last step must not pass 63 bits together with what the other dimensions reach.
+kvc_status check_stride(int64_t stride, int64_t extent, int64_t element, int64_t& reach,
+                        kvc_error* error) noexcept {
+  if (stride < 0 || stride % element != 0 || (stride == 0 && extent > 1)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, stride);
+  }
+  int64_t last = 0;
+  if (__builtin_mul_overflow(stride, extent - 1, &last) || __builtin_add_overflow(reach, last, &reach)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, stride);
+  }
+  return KVC_OK;
+}
+
+kvc_status check_plane(const kvc_plane& p, const kvc_kv& kv, int64_t blocks, int32_t dim, int32_t field,
+                       kvc_error* error) noexcept {
+  const int64_t element = element_size(p.type);
+  if (element == 0) return fail(error, KVC_UNSUPPORTED, field, p.type);
+  if (p.scale_kind != KVC_SCALE_NONE) return fail(error, KVC_UNSUPPORTED, field, p.scale_kind);
+  if (!aligned(p.data, element)) return fail(error, KVC_BAD_ARGUMENT, field);
+  int64_t reach = element;
+  KVC_TRY(check_stride(p.block_stride, blocks, element, reach, error));
+  KVC_TRY(check_stride(p.head_stride, kv.kv_heads, element, reach, error));
+  KVC_TRY(check_stride(p.token_stride, kv.block, element, reach, error));
+  return check_stride(p.dim_stride, dim, element, reach, error);
+}
+
+kvc_status check_dim(int32_t dim, int32_t field, kvc_error* error) noexcept {
+  if (dim < 1) return fail(error, KVC_BAD_ARGUMENT, field, dim);
+  return dim % 8 == 0 && dim <= max_dim ? KVC_OK : fail(error, KVC_UNSUPPORTED, field, dim);
+}
+
+kvc_status check_geometry(const kvc_kv& kv, kvc_error* error) noexcept {
+  if (kv.kv_heads < 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KV_HEADS, kv.kv_heads);
+  KVC_TRY(check_dim(kv.dim_k, KVC_FIELD_DIM_K, error));
+  KVC_TRY(check_dim(kv.dim_v, KVC_FIELD_DIM_V, error));
+  if (kv.block < 1 || kv.block > max_block || (kv.block & (kv.block - 1)) != 0) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_BLOCK, kv.block);
+  }
+  if (kv.blocks < 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_BLOCKS, kv.blocks);
+  if (kv.open_blocks < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_BLOCKS, kv.open_blocks);
+  return KVC_OK;
+}
+
+}  // namespace
+
+kvc_status fail(kvc_error* error, kvc_status status, int32_t field, int64_t value, int64_t index) noexcept {
+  if (error != nullptr) *error = {0, field, index, value};
+  return status;
+}
+
+kvc_status check_kv(const kvc_kv* kv, bool data, kvc_error* error) noexcept {
+  KVC_TRY(check_struct(kv, KVC_FIELD_KV, error));
+  KVC_TRY(check_geometry(*kv, error));
+  if (data && kv->k.data == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_K);
+  KVC_TRY(check_plane(kv->k, *kv, kv->blocks, kv->dim_k, KVC_FIELD_K, error));
+  // Without memory in hand a V plane is told from an aliased one by its strides.
+  const bool own_v = kv->v.data != nullptr || (!data && kv->v.dim_stride != 0);
+  if (!own_v && kv->dim_v > kv->dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, kv->dim_v);
+  if (own_v) KVC_TRY(check_plane(kv->v, *kv, kv->blocks, kv->dim_v, KVC_FIELD_V, error));
+  if (kv->open_blocks == 0) return KVC_OK;
+  if (data && kv->open_k.data == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_K);
+  KVC_TRY(check_plane(kv->open_k, *kv, kv->open_blocks, kv->dim_k, KVC_FIELD_OPEN_K, error));
+  if (!own_v) return KVC_OK;
+  if (data && kv->open_v.data == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_V);
+  return check_plane(kv->open_v, *kv, kv->open_blocks, kv->dim_v, KVC_FIELD_OPEN_V, error);
+}
+
+kvc_status check_rows(const kvc_rows& rows, int64_t n, int32_t heads, int32_t dim, int32_t dim_field,
+                      kvc_error* error) noexcept {
+  const int64_t element = element_size(rows.type);
+  if (element == 0) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TYPE, rows.type);
+  if (rows.heads != heads) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROWS, rows.heads);
+  if (rows.dim != dim) return fail(error, KVC_BAD_ARGUMENT, dim_field, rows.dim);
+  if ((rows.data == nullptr && n > 0) || !aligned(rows.data, element)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROWS);
+  }
+  int64_t reach = element * dim;
+  KVC_TRY(check_stride(rows.head_stride, heads, element, reach, error));
+  return check_stride(rows.row_stride, n, element, reach, error);
+}
+
+kvc_status check_out(const kvc_out* out, int64_t n, int32_t heads, int32_t dim, kvc_error* error) noexcept {
+  KVC_TRY(check_struct(out, KVC_FIELD_OUT, error));
+  const int64_t element = element_size(out->type);
+  if (element == 0) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TYPE, out->type);
+  if (out->heads != heads) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OUT, out->heads);
+  if (out->dim != dim) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, out->dim);
+  if ((out->o == nullptr && n > 0) || !aligned(out->o, element)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OUT);
+  }
+  if (out->key_score != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_KEY_SCORE);
+  if (out->lse_row_stride < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_LSE, out->lse_row_stride);
+  int64_t reach = element * dim;
+  KVC_TRY(check_stride(out->head_stride, heads, element, reach, error));
+  return check_stride(out->row_stride, n, element, reach, error);
+}
+
+kvc_status check_executor(const kvc_executor* executor, kvc_error* error) noexcept {
+  if (executor == nullptr) return KVC_OK;
+  if (executor->run == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EXECUTOR);
+  if (executor->width < 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EXECUTOR, executor->width);
+  return KVC_OK;
+}
+
+kvc_status check_rope(const kvc_rope* rope, int32_t head_dim, kvc_error* error) noexcept {
+  KVC_TRY(check_struct(rope, KVC_FIELD_ROPE, error));
+  if (rope->style != KVC_ROPE_INTERLEAVED && rope->style != KVC_ROPE_HALF_SPLIT) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_ROPE_STYLE, rope->style);
+  }
+  if (rope->dims < 2 || rope->dims % 2 != 0 || rope->dims > head_dim) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROPE_DIMS, rope->dims);
+  }
+  if (rope->frequency == nullptr && !(rope->theta > 0 && std::isfinite(rope->theta))) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROPE_THETA);
+  }
+  if (rope->table_positions < 0 || (rope->table_positions > 0 && rope->table == nullptr)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROPE_TABLE, rope->table_positions);
+  }
+  return KVC_OK;
+}
+
+}  // namespace kvcache::detail

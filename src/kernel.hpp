@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What scheduling and the attention kernels agree on. Common code (compiled once) resolves tables, decides
+// which keys a row may see, joins states and writes results; a kernel (one per instruction set, and the
+// scalar twin) turns the keys of one split into a state.
+//
+//   slots of a sequence   0        64       128 ...           1024
+//   tiles                 |---0----|---1----|---2----| ... 15 |---0----| ...
+//   splits                |----------------- 0 ---------------|--- 1 ...
+//
+// Tiles and splits lie at absolute slots, whatever the block size, the chunk or the number of threads, and
+// every arithmetic step has one order:
+//   score   one accumulator per (row, key), fma over channels 0, 1, ...
+//   weight  2^(score - running maximum), the polynomial of exp2.hpp, element by element
+//   sum     lane i adds keys i, i+16, i+32, i+48 of a tile; 16 lanes are folded at the end of a split
+//   value   one accumulator per (row, channel), fma over the row's own keys in ascending order
+//   states  splits are joined in ascending order
+// so a result does not depend on vector width, row grouping, batch or executor.
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcache/kvcache.h"
+
+namespace kvcache::detail {
+
+inline constexpr int32_t tile_keys = 64;
+inline constexpr int32_t split_keys = 1024;
+inline constexpr int32_t sum_lanes = 16;
+inline constexpr int32_t max_dim = 256;
+inline constexpr float log2_e = 1.44269504088896340736f;
+
+/// Rows of one sequence, all query heads of one kv head: the unit a worker takes.
+struct attend_item {
+  const kvc_kv* kv = nullptr;
+  const kvc_batch* batch = nullptr;
+  const kvc_rows* q = nullptr;
+  const kvc_softmax* softmax = nullptr;
+  float q_scale = 0;   ///< multiplied into the query before the dot product
+  float cap_log2 = 0;  ///< soft cap times log2 e, 0 = none
+  int32_t sequence = 0, head = 0;
+  int64_t first_row = 0;
+  int32_t rows = 0;   ///< query rows
+  int32_t group = 0;  ///< query heads per kv head; state row = row * group + head within the group
+  int32_t kv_len = 0, sealed = 0;
+};
+
+/// Memory of one worker. States are those of the split being worked on, then of all splits so far.
+struct attend_scratch {
+  float* q = nullptr;        ///< [rows*group][dim_k], scaled; order within is the kernel's business
+  float* acc = nullptr;      ///< [rows*group][dim_v]
+  float* max = nullptr;      ///< [rows*group]
+  float* lanes = nullptr;    ///< [rows*group][sum_lanes]
+  float* weights = nullptr;  ///< [rows*group][tile_keys]
+  float* k_tile = nullptr;   ///< [dim_k][tile_keys]
+  float* v_tile = nullptr;   ///< [tile_keys][dim_v]
+  float* total = nullptr;    ///< [rows*group][dim_v]
+  float* total_max = nullptr;
+  float* total_sum = nullptr;
+  uint64_t* seen = nullptr;  ///< [rows] keys of the tile each row may see
+};
+
+/// One kv head's keys and values of one tile, block run by block run. A run is the part of a block that lies
+/// in the tile. Pointers are to the first slot of the run, channel 0.
+struct tile {
+  int64_t first = 0;     ///< slot
+  int32_t runs = 0;      ///< runs with a slot below kv_len
+  int32_t run_keys = 0;  ///< slots per run, a power of two
+  uint64_t present = 0;  ///< keys that are below kv_len and in a resident block
+  uint64_t open = 0;     ///< runs that lie in the open space
+  const std::byte* k[tile_keys];
+  const std::byte* v[tile_keys];
+};
+
+/// Tiles [first, last) that some row of the item may see, within one split.
+struct tile_range {
+  int64_t first = 0, last = 0;
+};
+
+/// An attention kernel. Both functions are pure in their arguments.
+struct kernel {
+  int32_t target = 0;
+  /// Loads and scales the item's queries into scratch.q.
+  void (*prepare)(const attend_item&, const attend_scratch&) = nullptr;
+  /// Fresh states (acc, max, lanes) of the keys in the given tiles, for all rows of the item.
+  void (*split)(const attend_item&, const attend_scratch&, tile_range) = nullptr;
+};
+
+/// Kernel of a target, null if this build or machine does not have it. KVC_TARGET_BEST picks the widest.
+const kernel* find_kernel(int32_t target) noexcept;
+
+/// Part of the split that is worth visiting: clipped to kv_len and to what windows and causality leave.
+tile_range visible_tiles(const attend_item& item, int64_t split) noexcept;
+
+/// Finds the blocks of one tile.
+void resolve_tile(const attend_item& item, int64_t tile_index, tile& out) noexcept;
+
+/// Fills scratch.seen for the tile; returns the union over rows.
+uint64_t seen_keys(const attend_item& item, const tile& t, uint64_t* seen) noexcept;
+
+/// Sets the states of `rows` rows to empty.
+void clear_states(float* acc, float* max, float* lanes, int64_t rows, int32_t dim_v) noexcept;
+
+extern const kernel scalar_kernel;
+#if defined(KVCACHE_WITH_HIGHWAY)
+const kernel* find_simd_kernel(int32_t target) noexcept;
+#endif
+
+}  // namespace kvcache::detail

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scalar twin: the arithmetic of kernel.hpp in its plainest form, one row and one key at a time, through
+// strides. It is the reference of the SIMD kernels, bit for bit, and the kernel of machines without one.
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "element.hpp"
+#include "exp2.hpp"
+#include "kernel.hpp"
+
+namespace kvcache::detail {
+namespace {
+
+void prepare(const attend_item& item, const attend_scratch& s) noexcept {
+  const int32_t dim = item.kv->dim_k;
+  const int64_t element = element_size(item.q->type);
+  for (int32_t r = 0; r < item.rows; ++r) {
+    for (int32_t g = 0; g < item.group; ++g) {
+      const std::byte* from = bytes_of(item.q->data) + (item.first_row + r) * item.q->row_stride +
+                              (int64_t{item.head} * item.group + g) * item.q->head_stride;
+      float* to = s.q + (int64_t{r} * item.group + g) * dim;
+      for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * element, item.q->type) * item.q_scale;
+    }
+  }
+}
+
+/// One sequential fma chain over the channels, then the soft cap.
+float score(const attend_item& item, const tile& t, int32_t j, const float* q) noexcept {
+  const int32_t run = j / t.run_keys;
+  const kvc_plane& plane = (t.open >> run & 1) != 0 ? item.kv->open_k : item.kv->k;
+  const std::byte* k = t.k[run] + (j % t.run_keys) * plane.token_stride;
+  float sum = 0;
+  for (int32_t d = 0; d < item.kv->dim_k; ++d) {
+    sum = std::fma(q[d], load(k + d * plane.dim_stride, plane.type), sum);
+  }
+  return item.cap_log2 != 0 ? item.cap_log2 * tanh_fixed(sum) : sum;
+}
+
+/// Scores to weights: new maximum, weights, lane sums, rescaled accumulators.
+void soften(float* w, float& max, float* lanes, float* acc, int32_t dim_v) noexcept {
+  float top = max;
+  for (int32_t j = 0; j < tile_keys; ++j) top = top > w[j] ? top : w[j];
+  const float shrink = exp2_weight(max - top);
+  for (int32_t j = 0; j < tile_keys; ++j) w[j] = exp2_weight(w[j] - top);
+  for (int32_t i = 0; i < sum_lanes; ++i) {
+    const float sum = (w[i] + w[i + 16]) + (w[i + 32] + w[i + 48]);
+    lanes[i] = std::fma(lanes[i], shrink, sum);
+  }
+  for (int32_t d = 0; d < dim_v; ++d) acc[d] *= shrink;
+  max = top;
+}
+
+void add_values(const attend_item& item, const tile& t, uint64_t seen, const float* w, float* acc) noexcept {
+  for (; seen != 0; seen &= seen - 1) {
+    const int32_t j = std::countr_zero(seen);
+    const int32_t run = j / t.run_keys;
+    const kvc_plane& plane = (t.open >> run & 1) != 0 ? open_v_plane(*item.kv) : v_plane(*item.kv);
+    const std::byte* v = t.v[run] + (j % t.run_keys) * plane.token_stride;
+    for (int32_t d = 0; d < item.kv->dim_v; ++d) {
+      acc[d] = std::fma(w[j], load(v + d * plane.dim_stride, plane.type), acc[d]);
+    }
+  }
+}
+
+void split(const attend_item& item, const attend_scratch& s, tile_range range) noexcept {
+  const int32_t dim_k = item.kv->dim_k, dim_v = item.kv->dim_v;
+  clear_states(s.acc, s.max, s.lanes, int64_t{item.rows} * item.group, dim_v);
+  for (int64_t index = range.first; index < range.last; ++index) {
+    tile t;
+    resolve_tile(item, index, t);
+    if (seen_keys(item, t, s.seen) == 0) continue;
+    for (int64_t row = 0; row < int64_t{item.rows} * item.group; ++row) {
+      const uint64_t seen = s.seen[row / item.group];
+      if (seen == 0) continue;
+      float* w = s.weights;
+      std::fill_n(w, tile_keys, -std::numeric_limits<float>::infinity());
+      for (uint64_t rest = seen; rest != 0; rest &= rest - 1) {
+        const int32_t j = std::countr_zero(rest);
+        w[j] = score(item, t, j, s.q + row * dim_k);
+      }
+      soften(w, s.max[row], s.lanes + row * sum_lanes, s.acc + row * dim_v, dim_v);
+      add_values(item, t, seen, w, s.acc + row * dim_v);
+    }
+  }
+}
+
+}  // namespace
+
+const kernel scalar_kernel = {KVC_TARGET_SCALAR, &prepare, &split};
+
+}  // namespace kvcache::detail
