@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Host memory for the keys and values of one group: one region, cut into planes.
+//
+//   region   | layer 0: K plane | V plane | layer 1: K plane | V plane | ...
+//   K plane  [block][kv head][dim][slot]   keys transposed inside a block (the default)
+//         or [block][kv head][slot][dim]   row-major
+//   V plane  [block][kv head][slot][dim]
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <utility>
+
+#include "kvcache/core/fixed_array.hpp"
+#include "kvcache/core/shape.hpp"
+#include "kvcache/core/status.hpp"
+#include "kvcache/core/units.hpp"
+#include "kvcache/kvcache.h"
+
+namespace kvcache {
+
+/// Order of a K cell. `transposed` lets one vector load fetch a channel of many keys, which is what decode
+/// from memory wants; `row_major` is what most other kernels expect.
+enum class k_order : uint8_t { transposed, row_major };
+
+/// What host_planes are made of, beyond the shape.
+struct host_planes_config {
+  group_shape shape;
+  int32_t block_size = 16;  ///< slots, a power of two
+  int32_t blocks = 0;       ///< ids are 0 .. blocks - 1
+  int32_t group = 0;        ///< id that commands name
+  k_order order = k_order::transposed;
+  /// Memory to use instead of allocating: at least host_planes::size_of(config) bytes, aligned to 64. The
+  /// caller keeps it alive.
+  void* memory = nullptr;
+  /// Cross-layer sharing: entry i is the model layer whose planes layer i reads (itself: its own). Empty =
+  /// one layer per stored layer.
+  std::span<const int32_t> layer_owner{};
+};
+
+/// Planes of all layers of a group, and the kvc_kv that describes each.
+/// Memory: exactly blocks x block_bytes(shape, block_size), zero when allocated here and taken from the
+/// system page by page as it is written. Thread safety: as the bytes it describes. Owns: its region, unless
+/// the configuration lent one.
+class host_planes {
+ public:
+  host_planes() noexcept = default;
+  host_planes(host_planes&& o) noexcept { swap(o); }
+  host_planes& operator=(host_planes&& o) noexcept {
+    swap(o);
+    return *this;
+  }
+  ~host_planes() { std::free(owned_); }
+
+  /// Fails: bad_argument naming the field, out_of_memory.
+  static result<host_planes> create(const host_planes_config& config) noexcept;
+  /// Bytes the planes of a valid configuration take.
+  static constexpr bytes size_of(const host_planes_config& c) noexcept {
+    return block_bytes(c.shape, c.block_size) * c.blocks;
+  }
+
+  const kvc_kv& layer(int32_t i) const noexcept { return layers_[static_cast<size_t>(i)]; }
+  std::span<const kvc_kv> layers() const noexcept { return layers_.view(); }
+  bytes size() const noexcept { return size_; }
+  void* data() const noexcept { return data_; }
+
+ private:
+  static constexpr size_t alignment = 64;
+
+  void swap(host_planes& o) noexcept {
+    std::swap(owned_, o.owned_);
+    std::swap(data_, o.data_);
+    std::swap(size_, o.size_);
+    std::swap(layers_, o.layers_);
+  }
+  status place(const host_planes_config& config) noexcept;
+  void describe(const host_planes_config& config) noexcept;
+
+  void* owned_ = nullptr;  // as calloc gave it
+  std::byte* data_ = nullptr;
+  bytes size_{};
+  fixed_array<kvc_kv> layers_;
+};
+
+namespace detail {
+
+/// A plane whose cells are dense [slot][dim], or [dim][slot] when transposed.
+constexpr kvc_plane dense_plane(void* data, const group_shape& s, int32_t block, int32_t dim,
+                                bool transposed) noexcept {
+  const int64_t element = element_bytes(s.type);
+  kvc_plane p{};
+  p.data = data;
+  p.type = static_cast<int16_t>(s.type);
+  p.head_stride = element * block * dim;
+  p.block_stride = p.head_stride * s.kv_heads;
+  p.token_stride = transposed ? element : element * dim;
+  p.dim_stride = transposed ? element * block : element;
+  return p;
+}
+
+/// Every owner owns itself, comes first, and there are as many as the shape stores.
+constexpr status validate_owners(std::span<const int32_t> owner, int32_t stored) noexcept {
+  int32_t own = 0;
+  for (size_t i = 0; i < owner.size(); ++i) {
+    if (owner[i] < 0 || static_cast<size_t>(owner[i]) > i ||
+        owner[static_cast<size_t>(owner[i])] != owner[i]) {
+      return {errc::bad_argument, "layer_owner", owner[i]};
+    }
+    own += static_cast<size_t>(owner[i]) == i;
+  }
+  if (!owner.empty() && own != stored) return {errc::bad_argument, "layer_owner", own};
+  return {};
+}
+
+}  // namespace detail
+
+inline result<host_planes> host_planes::create(const host_planes_config& config) noexcept {
+  if (const status s = validate(config.shape, config.block_size); !s) return s;
+  if (config.blocks < 1) return status{errc::bad_argument, "blocks", config.blocks};
+  if (config.group < 0 || config.group > UINT8_MAX) return status{errc::bad_argument, "group", config.group};
+  if (block_bytes(config.shape, config.block_size).count > INT64_MAX / 2 / config.blocks) {
+    return status{errc::bad_argument, "blocks", config.blocks};
+  }
+  if (const status s = detail::validate_owners(config.layer_owner, config.shape.layers); !s) return s;
+  host_planes p;
+  if (const status s = p.place(config); !s) return s;
+  p.describe(config);
+  return p;
+}
+
+inline status host_planes::place(const host_planes_config& config) noexcept {
+  size_ = size_of(config);
+  const size_t layers =
+      config.layer_owner.empty() ? static_cast<size_t>(config.shape.layers) : config.layer_owner.size();
+  if (!layers_.create(layers)) return {errc::out_of_memory, "layers", config.shape.layers};
+  void* start = config.memory;
+  if (start == nullptr) {
+    owned_ = std::calloc(static_cast<size_t>(size_.count) + alignment, 1);
+    if (owned_ == nullptr) return {errc::out_of_memory, "blocks", config.blocks};
+    const auto address = reinterpret_cast<uintptr_t>(owned_);
+    start = static_cast<std::byte*>(owned_) + (alignment - address % alignment) % alignment;
+  } else if (reinterpret_cast<uintptr_t>(start) % alignment != 0) {
+    return {errc::bad_argument, "memory", static_cast<int64_t>(reinterpret_cast<uintptr_t>(start))};
+  }
+  data_ = static_cast<std::byte*>(start);
+  return {};
+}
+
+inline void host_planes::describe(const host_planes_config& config) noexcept {
+  const group_shape& s = config.shape;
+  std::byte* at = data_;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    kvc_kv& kv = layers_[i];
+    if (!config.layer_owner.empty() && static_cast<size_t>(config.layer_owner[i]) != i) {
+      kv = layers_[static_cast<size_t>(config.layer_owner[i])];
+      kv.owner = 1 + config.layer_owner[i];
+      continue;
+    }
+    kv = {};
+    kv.struct_size = sizeof kv;
+    kv.group = config.group;
+    kv.kv_heads = s.kv_heads;
+    kv.dim_k = s.head_dim_k;
+    kv.dim_v = s.head_dim_v;
+    kv.block = config.block_size;
+    kv.blocks = config.blocks;
+    kv.k = detail::dense_plane(at, s, kv.block, kv.dim_k, config.order == k_order::transposed);
+    at += kv.k.block_stride * kv.blocks;
+    if (!s.v_aliases_k) {
+      kv.v = detail::dense_plane(at, s, kv.block, kv.dim_v, false);
+      at += kv.v.block_stride * kv.blocks;
+    }
+    kv.layout = kvc_layout(&kv);
+  }
+}
+
+}  // namespace kvcache
