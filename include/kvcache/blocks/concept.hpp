@@ -29,34 +29,26 @@ namespace kvcache {
 ///    a free one is a contract violation and changes nothing.
 ///  - `immutable(b)`: shared more than once or indexed, so a writer must copy first.
 ///  - `shareable`: false for a baseline whose blocks cannot be in two tables or in the index.
+// clang-format off
 template <class A>
-concept block_allocator = std::movable<A> &&
-    requires(A& a, const A& c, std::span<block_id> out, std::span<const block_id> in, block_id b, int32_t n) {
-  { A::shareable } -> std::convertible_to<bool>;
-  { a.create(blocks{}, n) }
-  noexcept->std::same_as<status>;
-  { a.admit(n) }
-  noexcept->std::same_as<status>;
-  { a.allocate(out) }
-  noexcept->std::same_as<status>;
-  { a.share(in) }
-  noexcept;
-  { a.release(in) }
-  noexcept;
-  { a.set_indexed(b, true) }
-  noexcept;
-  { c.shares(b) }
-  noexcept->std::same_as<int32_t>;
-  { c.indexed(b) }
-  noexcept->std::same_as<bool>;
-  { c.immutable(b) }
-  noexcept->std::same_as<bool>;
-  { c.free_blocks() }
-  noexcept->std::same_as<int32_t>;
-  { c.cached_blocks() }
-  noexcept->std::same_as<int32_t>;
-  { c.total_blocks() }
-  noexcept->std::same_as<int32_t>;
-};
+concept block_allocator =
+    std::movable<A> && requires(A& a, const A& c, std::span<block_id> out, std::span<const block_id> in, block_id b,
+                                int32_t n) {
+      { A::shareable } -> std::convertible_to<bool>;
+      { a.create(blocks{}, n) } noexcept -> std::same_as<status>;
+      { a.admit(n) } noexcept -> std::same_as<status>;
+      { a.allocate(out) } noexcept -> std::same_as<status>;
+      { a.share(in) } noexcept;
+      { a.release(in) } noexcept;
+      { a.index(b) } noexcept;
+      { a.unindex(b) } noexcept;
+      { c.shares(b) } noexcept -> std::same_as<int32_t>;
+      { c.indexed(b) } noexcept -> std::same_as<bool>;
+      { c.immutable(b) } noexcept -> std::same_as<bool>;
+      { c.free_blocks() } noexcept -> std::same_as<int32_t>;
+      { c.cached_blocks() } noexcept -> std::same_as<int32_t>;
+      { c.total_blocks() } noexcept -> std::same_as<int32_t>;
+    };
+// clang-format on
 
 }  // namespace kvcache

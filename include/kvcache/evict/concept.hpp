@@ -27,19 +27,16 @@ struct node_meta {
 };
 
 /// What the cache needs of an eviction policy. Requires: a node is entered at most once before it leaves.
+// clang-format off
 template <class E>
 concept eviction_policy = std::movable<E> &&
     requires(E& e, const E& c, node_id r, int32_t n, const node_meta& m) {
-  { e.create(n, n) }
-  noexcept->std::same_as<status>;  // nodes, lanes
-  { c.monotone() }
-  noexcept->std::same_as<bool>;
-  { e.enter(r, n, m) }
-  noexcept;  // node, lane
-  { e.leave(r, n) }
-  noexcept;
-  { c.victim(n) }
-  noexcept->std::same_as<node_id>;  // of a lane; no_node when it has no candidate. Changes nothing
-};
+      { e.create(n, n) } noexcept -> std::same_as<status>;  // nodes, lanes
+      { c.monotone() } noexcept -> std::same_as<bool>;
+      { e.enter(r, n, m) } noexcept;  // node, lane
+      { e.leave(r, n) } noexcept;
+      { c.victim(n) } noexcept -> std::same_as<node_id>;  // of a lane; no_node when it has no candidate. Changes nothing
+    };
+// clang-format on
 
 }  // namespace kvcache

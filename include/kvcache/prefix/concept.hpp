@@ -28,36 +28,25 @@ struct inserted {
 ///  - `erase` removes a leaf.
 ///  - `first_child(no_node)` and `sibling` list the children of a node, or the first units, in no promised
 ///  order.
+// clang-format off
 template <class X>
 concept prefix_index = std::movable<X> &&
     requires(X& x, const X& c, int32_t n, std::span<const token_id> t, std::span<node_id> out, node_id r) {
-  { x.create(n, n) }
-  noexcept->std::same_as<status>;  // nodes, unit
-  { c.unit() }
-  noexcept->std::same_as<int32_t>;
-  { c.capacity() }
-  noexcept->std::same_as<int32_t>;
-  { c.size() }
-  noexcept->std::same_as<int32_t>;
-  { c.match(n, r, t, out) }
-  noexcept->std::same_as<int32_t>;  // scope, parent, tokens, nodes
-  { x.insert(n, r, t) }
-  noexcept->std::same_as<inserted>;  // scope, parent, tokens of one unit
-  { x.erase(r) }
-  noexcept;
-  { c.parent(r) }
-  noexcept->std::same_as<node_id>;
-  { c.leaf(r) }
-  noexcept->std::same_as<bool>;
-  { c.first_child(r) }
-  noexcept->std::same_as<node_id>;
-  { c.sibling(r) }
-  noexcept->std::same_as<node_id>;
-  { c.scope_of(r) }
-  noexcept->std::same_as<int32_t>;
-  { c.tokens(r) }
-  noexcept->std::same_as<std::span<const token_id>>;
-};
+      { x.create(n, n) } noexcept -> std::same_as<status>;  // nodes, unit
+      { c.unit() } noexcept -> std::same_as<int32_t>;
+      { c.capacity() } noexcept -> std::same_as<int32_t>;
+      { c.size() } noexcept -> std::same_as<int32_t>;
+      { c.match(n, r, t, out) } noexcept -> std::same_as<int32_t>;  // scope, parent, tokens, nodes
+      { x.insert(n, r, t) } noexcept -> std::same_as<inserted>;  // scope, parent, tokens of one unit
+      { x.erase(r) } noexcept;
+      { c.parent(r) } noexcept -> std::same_as<node_id>;
+      { c.leaf(r) } noexcept -> std::same_as<bool>;
+      { c.first_child(r) } noexcept -> std::same_as<node_id>;
+      { c.sibling(r) } noexcept -> std::same_as<node_id>;
+      { c.scope_of(r) } noexcept -> std::same_as<int32_t>;
+      { c.tokens(r) } noexcept -> std::same_as<std::span<const token_id>>;
+    };
+// clang-format on
 
 /// The index of an engine that wants no reuse between sequences: every lookup misses.
 class no_index {

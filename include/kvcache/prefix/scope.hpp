@@ -79,6 +79,7 @@ struct scope_ids {
   int32_t first_unit[scope::max_segments] = {};
   int32_t id[scope::max_segments] = {};
 
+  constexpr bool operator==(const scope_ids&) const noexcept = default;
   int32_t at(int32_t unit) const noexcept {
     int32_t i = count - 1;
     while (i > 0 && first_unit[i] > unit) --i;
@@ -95,6 +96,8 @@ class scope_table {
   /// Ids for all segments, each with one more reference. A unit belongs to the segment of its last token.
   /// Fails: the scope's own error, out_of_scopes; then nothing is held.
   result<scope_ids> acquire(const scope& s, int32_t unit) noexcept;
+  /// Ids of those segments that are known, −1 for the others; nothing changes. Empty for an invalid scope.
+  scope_ids find(const scope& s, int32_t unit) const noexcept;
   void release(const scope_ids& ids) noexcept {
     for (int32_t i = 0; i < ids.count; ++i) drop(ids.id[i]);
   }
@@ -116,6 +119,12 @@ class scope_table {
     uint16_t size;
     char data[scope::max_bytes + codec_bytes];
   };
+  struct key_buffer {
+    char data[scope::max_bytes + codec_bytes];
+  };
+  std::string_view full_key(const scope& s, int32_t i, key_buffer& out) const noexcept;
+  static uint32_t hash_of(std::string_view key) noexcept;
+  int32_t lookup(std::string_view key, uint32_t hash) const noexcept;
   int32_t find_or_add(std::string_view key) noexcept;
 
   fixed_array<entry> entry_;
@@ -165,19 +174,53 @@ inline status scope_table::create(int32_t capacity, uint64_t codec) noexcept {
   return {};
 }
 
+inline std::string_view scope_table::full_key(const scope& s, int32_t i, key_buffer& out) const noexcept {
+  const std::string_view k = s.key(i);
+  std::memcpy(out.data, k.data(), k.size());
+  char* p = out.data + k.size();
+  p[0] = static_cast<char>(scope::tag::codec);
+  p[1] = 8;
+  p[2] = 0;
+  for (int b = 0; b < 8; ++b) p[3 + b] = static_cast<char>(codec_ >> (8 * b));
+  return {out.data, k.size() + codec_bytes};
+}
+
+inline uint32_t scope_table::hash_of(std::string_view key) noexcept {
+  uint64_t h = key.size();
+  for (const char c : key) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return static_cast<uint32_t>(mix64(h));
+}
+
+// Scopes in use are few (tenants with something cached), and this runs once per open: a scan over 4-byte
+// hashes.
+inline int32_t scope_table::lookup(std::string_view key, uint32_t hash) const noexcept {
+  for (int32_t id = 0; id < limit_; ++id) {
+    const entry& e = entry_[static_cast<size_t>(id)];
+    if (hash_[static_cast<size_t>(id)] == hash && e.refs != 0 && std::string_view{e.data, e.size} == key)
+      return id;
+  }
+  return -1;
+}
+
+inline scope_ids scope_table::find(const scope& s, int32_t unit) const noexcept {
+  scope_ids ids;
+  if (!s.error_) return ids;
+  key_buffer buffer;
+  for (int32_t i = 0; i < s.count_; ++i) {
+    const std::string_view key = full_key(s, i, buffer);
+    ids.first_unit[i] = s.segment_[i].first / unit;
+    ids.id[i] = lookup(key, hash_of(key));
+    ids.count = i + 1;
+  }
+  return ids;
+}
+
 inline result<scope_ids> scope_table::acquire(const scope& s, int32_t unit) noexcept {
   if (!s.error_) return s.error_;
   scope_ids ids;
+  key_buffer buffer;
   for (int32_t i = 0; i < s.count_; ++i) {
-    char key[scope::max_bytes + codec_bytes];
-    const std::string_view k = s.key(i);
-    std::memcpy(key, k.data(), k.size());
-    char* p = key + k.size();
-    p[0] = static_cast<char>(scope::tag::codec);
-    p[1] = 8;
-    p[2] = 0;
-    for (int b = 0; b < 8; ++b) p[3 + b] = static_cast<char>(codec_ >> (8 * b));
-    const int32_t id = find_or_add({key, k.size() + codec_bytes});
+    const int32_t id = find_or_add(full_key(s, i, buffer));
     if (id < 0) {
       release(ids);
       return {errc::out_of_scopes, "max_scopes", static_cast<int64_t>(entry_.size())};
@@ -189,18 +232,11 @@ inline result<scope_ids> scope_table::acquire(const scope& s, int32_t unit) noex
   return ids;
 }
 
-// Scopes in use are few (tenants with something cached), and this runs once per open: a scan over 4-byte
-// hashes.
 inline int32_t scope_table::find_or_add(std::string_view key) noexcept {
-  uint64_t h = key.size();
-  for (const char c : key) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  const auto hash = static_cast<uint32_t>(mix64(h));
-  for (int32_t id = 0; id < limit_; ++id) {
-    entry& e = entry_[static_cast<size_t>(id)];
-    if (hash_[static_cast<size_t>(id)] == hash && e.refs != 0 && std::string_view{e.data, e.size} == key) {
-      ++e.refs;
-      return id;
-    }
+  const uint32_t hash = hash_of(key);
+  if (const int32_t id = lookup(key, hash); id >= 0) {
+    hold(id);
+    return id;
   }
   if (used_ == static_cast<int32_t>(entry_.size())) return -1;
   int32_t vacant = 0;

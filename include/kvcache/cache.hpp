@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The front door: a cache that decides which blocks every sequence's keys and values live in, who shares
+// them, what is reused and what is evicted. It moves no bytes itself; it queues commands for a data plane.
+//
+//   open ──> extend ──> run commands(), append, attend ──> end_step ──> ... ──> commit ──> close
+//     │ cached prefix     │ drafts: accept                                        │ full units become
+//     └ shared, pinned    └ copy on write where shared                            └ prefixes for others
+//
+// One owner thread calls everything here; any thread may read board().
+#include <memory>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "kvcache/cache/check.hpp"
+#include "kvcache/cache/core.hpp"
+#include "kvcache/cache/length.hpp"
+#include "kvcache/cache/lifecycle.hpp"
+#include "kvcache/cache/publish.hpp"
+#include "kvcache/evict/any_eviction.hpp"
+#include "kvcache/evict/lru.hpp"
+#include "kvcache/prefix/radix_tree.hpp"
+
+namespace kvcache {
+
+/// The usual parts: pool, LRU, radix tree. Derive from it and replace a member type to build another cache.
+struct serving {
+  using allocator_type = block_pool;
+  using eviction_type = lru;
+  using index_type = radix_tree;
+};
+/// The eviction policy is chosen at run time.
+struct dynamic : serving {
+  using eviction_type = any_eviction;
+};
+
+/// Options of one sequence.
+struct open_options {
+  int32_t account = 0;    ///< which is charged
+  int32_t recompute = 1;  ///< last tokens of the prompt that must not come from the cache; at least 1
+};
+
+template <class Traits>
+class basic_cache;
+
+/// One request or branch. Closes when it is destroyed. Every verb of a closed one answers stale_handle; the
+/// views are then empty. It must not outlive its cache.
+template <class Traits>
+class basic_sequence {
+ public:
+  basic_sequence() noexcept = default;
+  basic_sequence(basic_sequence&& o) noexcept
+      : core_(std::exchange(o.core_, nullptr)), place_(o.place_), generation_(o.generation_) {}
+  basic_sequence& operator=(basic_sequence&& o) noexcept {
+    std::swap(core_, o.core_);
+    std::swap(place_, o.place_);
+    std::swap(generation_, o.generation_);
+    return *this;
+  }
+  ~basic_sequence() { (void)close(); }
+
+  /// Hands out slots for `n` more tokens. With `draft` they must be accepted before they seal or are
+  /// committed; with a lossy format a draft stops before the next seal. Returns how many slots were handed
+  /// out. Cost: O(blocks added). Fails: out_of_blocks, over_quota, too_long, busy (drafts outstanding, or
+  /// commands to be run first).
+  result<int32_t> extend(int32_t n, bool draft = false) noexcept {
+    return live() ? detail::extend(*core_, place_, n, draft) : result<int32_t>(errc::stale_handle);
+  }
+  /// Keeps the first `n` draft tokens, rolls the others back, and settles. Fails: bad_argument, busy.
+  status accept(int32_t n) noexcept {
+    return live() ? detail::accept(*core_, place_, n) : status(errc::stale_handle);
+  }
+  /// After the step that wrote them: queues the packing of blocks that are final (lossy formats). Fails:
+  /// busy.
+  status settle() noexcept { return live() ? detail::settle(*core_, place_) : status(errc::stale_handle); }
+  /// Shortens to `n` tokens, or below: a packed block cannot be reopened. Returns the length reached; the
+  /// engine recomputes from there. Drafts are dropped first. Fails: bad_argument.
+  result<int32_t> truncate(int32_t n) noexcept {
+    return live() ? detail::truncate(*core_, place_, n) : result<int32_t>(errc::stale_handle);
+  }
+  /// Makes full units of `text` (all tokens of the sequence, from the first) available to others. Only what
+  /// the data plane has already computed may be given. Returns the tokens indexed so far; fewer when the
+  /// index is full. Fails: bad_argument when `text` is not the text committed before. Cost: O(new tokens).
+  result<int32_t> commit(std::span<const token_id> text) noexcept {
+    return live() ? detail::commit(*core_, place_, text) : result<int32_t>(errc::stale_handle);
+  }
+  /// A second sequence with the same content; blocks are shared until one of them writes. Cost: O(blocks).
+  /// Fails: out_of_sequences, busy (drafts outstanding), unsupported.
+  result<basic_sequence> fork() noexcept {
+    if (!live()) return {errc::stale_handle};
+    const result<int32_t> f = detail::fork(*core_, place_);
+    if (!f) return f.error();
+    return basic_sequence(core_, *f);
+  }
+  /// Becomes a copy of `o`, of the same account and scope: the reordering of beam search. Returns the table
+  /// entries that differed. Fails: bad_argument, busy.
+  result<int32_t> assign(const basic_sequence& o) noexcept {
+    if (!live() || !o.live()) return {errc::stale_handle};
+    if (core_ != o.core_) return {errc::bad_argument, "sequence"};
+    return detail::assign(*core_, place_, o.place_);
+  }
+  /// Gives everything back; what was committed stays cached.
+  status close() noexcept {
+    if (!live()) return errc::stale_handle;
+    detail::close(*core_, place_);
+    core_ = nullptr;
+    return {};
+  }
+
+  bool live() const noexcept {
+    return core_ != nullptr && core_->seqs.state(place_).generation == generation_;
+  }
+  int32_t held() const noexcept { return live() ? state().held : 0; }
+  int32_t accepted() const noexcept { return live() ? state().accepted : 0; }
+  int32_t committed() const noexcept { return live() ? state().committed : 0; }
+  /// Tokens of the prompt found in the cache by open.
+  int32_t reused() const noexcept { return live() ? state().reused : 0; }
+  /// Leading tokens read from packed blocks (lossy formats).
+  int32_t sealed(int32_t group = 0) const noexcept { return live() ? state().sealed[group] : 0; }
+  /// Block ids in token order. Valid until the next verb on any sequence of the cache.
+  std::span<const block_id> table(int32_t group = 0) const noexcept {
+    return live() ? core_->seqs.table(place_, group) : std::span<const block_id>{};
+  }
+  /// Open blocks, in the columns of table(); empty for a lossless format.
+  std::span<const block_id> open_table(int32_t group = 0) const noexcept {
+    return live() ? core_->seqs.open_table(place_, group) : std::span<const block_id>{};
+  }
+  /// Number in [0, max_sequences) that no other live sequence has: an index into an engine's own arrays.
+  int32_t place() const noexcept { return place_; }
+
+ private:
+  friend class basic_cache<Traits>;
+  using core_type = detail::core<Traits>;
+  basic_sequence(core_type* c, int32_t place) noexcept
+      : core_(c), place_(place), generation_(c->seqs.state(place).generation) {}
+  const detail::sequence_state& state() const noexcept { return core_->seqs.state(place_); }
+
+  core_type* core_ = nullptr;
+  int32_t place_ = 0;
+  uint32_t generation_ = 0;
+};
+
+/// Manager of the key/value cache of one model instance. Memory: all taken by create; nothing is allocated
+/// later. Thread safety: one owner thread; board() from any.
+template <class Traits>
+class basic_cache {
+ public:
+  using sequence = basic_sequence<Traits>;
+  using eviction = typename Traits::eviction_type;
+  static_assert(block_allocator<typename Traits::allocator_type>);
+  static_assert(eviction_policy<eviction>);
+  static_assert(prefix_index<typename Traits::index_type>);
+
+  basic_cache() noexcept = default;
+
+  /// Builds a cache. Fails: bad_argument or unsupported with the configuration's field and value,
+  /// out_of_memory.
+  static result<basic_cache> create(const cache_config& config, eviction evict = {}) noexcept {
+    const result<geometry> geo = resolve(config);
+    if (!geo) return geo.error();
+    basic_cache c;
+    c.core_.reset(new (std::nothrow) core_type);
+    c.board_.reset(new (std::nothrow) stats_board);
+    if (c.core_ == nullptr || c.board_ == nullptr) return {errc::out_of_memory};
+    if (status s = c.core_->create(*geo, config.account_limits, std::move(evict)); !s) return s;
+    c.board_->publish(c.count());
+    return c;
+  }
+
+  /// Begins a sequence: the longest cached prefix of `prompt` is shared and pinned in the same call.
+  /// Fails: bad_argument, too_long, out_of_sequences, out_of_scopes.
+  /// Cost: O(tokens compared + blocks of the hit).
+  result<sequence> open(std::span<const token_id> prompt, const scope& who, open_options o = {}) noexcept {
+    const result<int32_t> i = detail::open(*core_, prompt, who, o.account, o.recompute);
+    if (!i) return i.error();
+    return sequence(core_.get(), *i);
+  }
+  /// Tokens of `prompt` that open would reuse now; changes nothing. `scratch` bounds the answer: one node per
+  /// unit.
+  int32_t peek(std::span<const token_id> prompt, const scope& who, std::span<node_id> scratch,
+               int32_t recompute = 1) const noexcept {
+    return detail::peek(*core_, prompt, who, recompute, scratch);
+  }
+
+  /// Commands queued since the last end_step, to be run before the step's appends.
+  const command_list& commands() const noexcept { return core_->commands; }
+  /// The commands have been handed to the data plane: forgets them and publishes the counters.
+  void end_step() noexcept {
+    core_->end_step();
+    board_->publish(count());
+  }
+
+  /// The counters as published by the last end_step; stays valid over moves and resets. Thread safety: any
+  /// thread.
+  const stats_board& board() const noexcept { return *board_; }
+  /// The counters as they are now.
+  stats count() const noexcept { return core_->count(); }
+  const geometry& shape() const noexcept { return core_->geo; }
+  int32_t charged(int32_t account) const noexcept { return core_->pool.charged(account); }
+  const typename Traits::allocator_type& pool(int32_t group = 0) const noexcept {
+    return core_->pool.pool(group);
+  }
+  typename Traits::allocator_type& pool(int32_t group = 0) noexcept { return core_->pool.pool(group); }
+
+  /// Back to the state of a new cache, which cannot be told from one. Fails: busy while sequences are live,
+  /// out_of_memory; then nothing has changed. `evict` is a policy as it was given to create.
+  status reset(eviction evict = {}) noexcept {
+    if (core_->seqs.live() != 0) return {errc::busy, "sequences", core_->seqs.live()};
+    const auto accounts = static_cast<size_t>(core_->pool.accounts());
+    fixed_array<int32_t> limits;
+    if (!limits.create(accounts)) return errc::out_of_memory;
+    for (size_t a = 0; a < accounts; ++a) limits[a] = core_->pool.limit(static_cast<int32_t>(a));
+    std::unique_ptr<core_type> fresh(new (std::nothrow) core_type);
+    if (fresh == nullptr) return errc::out_of_memory;
+    if (status s = fresh->create(core_->geo, limits.view(), std::move(evict)); !s) return s;
+    core_ = std::move(fresh);
+    board_->publish(count());
+    return {};
+  }
+
+  /// Null, or the name of the first broken invariant. Cost: O(everything); allocates. For tests and
+  /// debugging.
+  const char* check_invariants() const noexcept { return detail::check(*core_); }
+
+ private:
+  using core_type = detail::core<Traits>;
+  std::unique_ptr<core_type> core_;
+  std::unique_ptr<stats_board> board_;
+};
+
+using cache = basic_cache<serving>;
+using sequence = cache::sequence;
+
+}  // namespace kvcache

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a user says about his cache, and the geometry that follows from it. `resolve` is the only place where
+// sizes are decided: the cache allocates what it says, and the planner (plan.hpp) prints what it says.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kvcache/core/shape.hpp"
+#include "kvcache/core/status.hpp"
+#include "kvcache/core/units.hpp"
+
+namespace kvcache {
+
+/// Most groups of one cache: kinds of layers with a table of their own.
+inline constexpr int32_t max_groups = 8;
+
+/// Layers that share one block table.
+struct group_config {
+  group_shape shape{};
+  int32_t block_size = 16;  ///< tokens, a power of two
+  blocks total{};           ///< 0 = this group's part of `cache_config::capacity`
+  blocks open{};            ///< open blocks of a lossy format; 0 = enough for every sequence's residual
+  int32_t reserve = 0;      ///< tokens a sequence reserves at its first extend (baseline); 0 = grow by block
+  block_format format{};
+};
+
+/// Everything that bounds the memory of a cache. Nothing is allocated after creation.
+struct cache_config {
+  model_shape shape{};      ///< a model whose layers are all alike; else name `groups`
+  int32_t block_size = 16;  ///< tokens per block of `shape`, a power of two
+  bytes capacity{};  ///< of all blocks of all groups; every group gets room for the same number of tokens
+  std::span<const group_config> groups{};  ///< replaces shape and block_size
+
+  int32_t max_sequences = 256;      ///< open at the same time
+  int32_t max_sequence_tokens = 0;  ///< per sequence; 0 = as many as the smallest group holds
+  int32_t max_nodes = 0;      ///< units in the prefix index; 0 = as many as the blocks can fill, −1 = none
+  int32_t max_scopes = 1024;  ///< sharing scopes with something cached or open
+  int32_t max_commands = 0;   ///< queued between two steps; 0 = four per sequence and group
+  /// Most blocks that each account may hold, all groups together. Empty = one account without a limit.
+  std::span<const int32_t> account_limits{};
+};
+
+/// One group as it will be built.
+struct group_geometry {
+  group_shape shape{};
+  int32_t block_size = 0;
+  int32_t total = 0;           ///< blocks
+  int32_t open = 0;            ///< open blocks
+  int32_t per_unit = 0;        ///< blocks of this group in one node
+  int32_t unit_offset = 0;     ///< where they begin among the node's block ids
+  int32_t columns = 0;         ///< table entries of one sequence
+  int32_t reserve_blocks = 0;  ///< taken together by each sequence
+  block_format format{};
+
+  bytes memory() const noexcept {
+    return block_bytes(shape, block_size, format) * total +
+           open_block_bytes(shape, block_size, format) * open;
+  }
+};
+
+/// A whole cache as it will be built.
+struct geometry {
+  int32_t groups = 0;
+  group_geometry group[max_groups]{};
+  int32_t unit = 0;             ///< tokens of a node: the largest block size
+  int32_t blocks_per_unit = 0;  ///< of all groups
+  int32_t nodes = 0;
+  int32_t max_sequences = 0;
+  int32_t max_sequence_tokens = 0;
+  int32_t max_scopes = 0;
+  int32_t max_commands = 0;
+  uint64_t format_fingerprint = 0;
+
+  /// Bytes of all planes.
+  bytes memory() const noexcept {
+    bytes sum{};
+    for (int32_t g = 0; g < groups; ++g) sum = sum + group[g].memory();
+    return sum;
+  }
+};
+
+/// Decides every size. Fails: bad_argument or unsupported, naming the field and its value.
+result<geometry> resolve(const cache_config& config) noexcept;
+
+namespace detail {
+
+inline status resolve_group(const group_config& in, group_geometry& out) noexcept {
+  if (status s = validate(in.shape, in.block_size); !s) return s;
+  if (in.shape.window != 0) return {errc::unsupported, "window", in.shape.window};
+  if (in.total.count < 0) return {errc::bad_argument, "total", in.total.count};
+  if (in.open.count < 0) return {errc::bad_argument, "open", in.open.count};
+  if (in.reserve < 0) return {errc::bad_argument, "reserve", in.reserve};
+  const block_format& f = in.format;
+  if (f.block.count < 0) return {errc::bad_argument, "format.block", f.block.count};
+  if (f.residual < 0) return {errc::bad_argument, "format.residual", f.residual};
+  if (f.lossy && in.reserve != 0) return {errc::unsupported, "reserve", in.reserve};
+  out = {.shape = in.shape,
+         .block_size = in.block_size,
+         .total = in.total.count,
+         .open = in.open.count,
+         .reserve_blocks = ceil_div(in.reserve, in.block_size),
+         .format = f};
+  return {};
+}
+
+// Open blocks hold the residual, the block being filled and one more that fills while the oldest waits to be
+// sealed.
+inline void default_open(const cache_config& c, geometry& geo) noexcept {
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    group_geometry& x = geo.group[g];
+    if (!x.format.lossy) {
+      x.open = 0;
+    } else if (x.open == 0) {
+      x.open = c.max_sequences * (ceil_div(x.format.residual, x.block_size) + 2);
+    }
+  }
+}
+
+// Blocks from bytes: whole units only, so that no group can run out while another still has room for the same
+// text.
+inline status share_capacity(const cache_config& c, geometry& geo) noexcept {
+  bool asked = false;
+  bytes unit_bytes{};
+  bytes open_bytes{};
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    asked |= x.total == 0;
+    unit_bytes = unit_bytes + block_bytes(x.shape, x.block_size, x.format) * x.per_unit;
+    open_bytes = open_bytes + open_block_bytes(x.shape, x.block_size, x.format) * x.open;
+  }
+  if (!asked) return {};
+  const int64_t units = (c.capacity.count - open_bytes.count) / unit_bytes.count;
+  if (c.capacity.count < open_bytes.count || units < 1) {
+    return {errc::bad_argument, "capacity", c.capacity.count};
+  }
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    group_geometry& x = geo.group[g];
+    if (x.total != 0) continue;
+    const int64_t step = std::max(1, x.reserve_blocks);
+    const int64_t n = units * x.per_unit / step * step;
+    if (n < 1 || n > (1 << 30)) return {errc::bad_argument, "capacity", c.capacity.count};
+    x.total = static_cast<int32_t>(n);
+  }
+  return {};
+}
+
+// Bounds that follow from the pools where the user named none.
+inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
+  int64_t most = INT32_MAX / 2;
+  int64_t nodes = INT32_MAX;
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    most = std::min(most, int64_t{x.total} * x.block_size);
+    nodes = std::min<int64_t>(nodes, x.total / x.per_unit);
+  }
+  geo.max_sequence_tokens = c.max_sequence_tokens != 0 ? c.max_sequence_tokens : static_cast<int32_t>(most);
+  if (geo.max_sequence_tokens < 1 || geo.max_sequence_tokens > INT32_MAX / 2) {
+    return {errc::bad_argument, "max_sequence_tokens", c.max_sequence_tokens};
+  }
+  if (c.max_nodes < -1) return {errc::bad_argument, "max_nodes", c.max_nodes};
+  geo.nodes = c.max_nodes == 0 ? static_cast<int32_t>(nodes) : std::max(0, c.max_nodes);
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    group_geometry& x = geo.group[g];
+    if (x.reserve_blocks != 0 && x.total % x.reserve_blocks != 0) {
+      return {errc::bad_argument, "total", x.total};
+    }
+    x.columns = std::max(ceil_div(geo.max_sequence_tokens, x.block_size), x.reserve_blocks);
+  }
+  const int64_t commands = c.max_commands != 0 ? c.max_commands : int64_t{4} * c.max_sequences * geo.groups;
+  geo.max_commands = static_cast<int32_t>(std::clamp<int64_t>(commands, -1, 65535));
+  if (c.max_commands < 0) return {errc::bad_argument, "max_commands", c.max_commands};
+  return {};
+}
+
+}  // namespace detail
+
+inline result<geometry> resolve(const cache_config& c) noexcept {
+  geometry geo;
+  group_config only{.shape = group_of(c.shape), .block_size = c.block_size};
+  std::span<const group_config> groups = c.groups;
+  if (groups.empty()) {
+    if (stored_layers(c.shape) < 0) return {errc::bad_argument, "layer_owner", c.shape.layers};
+    groups = {&only, 1};
+  }
+  const auto count = static_cast<int64_t>(groups.size());
+  if (count > max_groups) return {errc::bad_argument, "groups", count};
+  if (c.max_sequences < 1 || c.max_sequences > (1 << 20)) {
+    return {errc::bad_argument, "max_sequences", c.max_sequences};
+  }
+  if (c.max_scopes < 1) return {errc::bad_argument, "max_scopes", c.max_scopes};
+  geo.groups = static_cast<int32_t>(count);
+  geo.max_sequences = c.max_sequences;
+  geo.max_scopes = c.max_scopes;
+  uint64_t print = 0;
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    group_geometry& x = geo.group[g];
+    if (status s = detail::resolve_group(groups[static_cast<size_t>(g)], x); !s) return s;
+    geo.unit = std::max(geo.unit, x.block_size);
+    print = mix64(print ^ layout_fingerprint(x.shape, x.block_size, x.format));
+  }
+  geo.format_fingerprint = print;
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    geo.group[g].per_unit = geo.unit / geo.group[g].block_size;
+    geo.group[g].unit_offset = geo.blocks_per_unit;
+    geo.blocks_per_unit += geo.group[g].per_unit;
+  }
+  detail::default_open(c, geo);
+  if (status s = detail::share_capacity(c, geo); !s) return s;
+  if (status s = detail::resolve_bounds(c, geo); !s) return s;
+  return geo;
+}
+
+}  // namespace kvcache

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Everything a cache consists of, and its counters. The verbs are functions of their own:
+//   lifecycle.hpp  open, fork, assign, close        length.hpp  extend, accept, settle, truncate
+//   publish.hpp    commit                           check.hpp   the deep walk over all invariants
+// Every verb first asks whether all of it is possible and changes nothing if not; from the first change on
+// nothing can fail.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kvcache/blocks/command_list.hpp"
+#include "kvcache/cache/config.hpp"
+#include "kvcache/cache/nodes.hpp"
+#include "kvcache/cache/pools.hpp"
+#include "kvcache/cache/sequences.hpp"
+#include "kvcache/cache/stats.hpp"
+
+namespace kvcache::detail {
+
+/// The state of a cache. Invariant: check.hpp.
+template <class Traits>
+struct core {
+  using allocator = typename Traits::allocator_type;
+  using eviction = typename Traits::eviction_type;
+  using prefix = typename Traits::index_type;
+
+  /// Fails: bad_argument, out_of_memory.
+  status create(const geometry& g, std::span<const int32_t> account_limits, eviction evict) noexcept;
+  /// The counters as they are now.
+  stats count() const noexcept;
+  /// Forgets the commands, which have been run.
+  void end_step() noexcept {
+    commands.clear();
+    ++counters.steps;
+  }
+  status refuse(status s) noexcept {
+    ++counters.refusals;
+    return s;
+  }
+
+  geometry geo;
+  pools<allocator> pool;
+  nodes<allocator, eviction, prefix> tree;
+  scope_table scopes;
+  sequences seqs;
+  command_list commands;
+  stats counters{};                   // those that only grow
+  uint64_t clock = 0;                 // ticks once per successful open and close
+  fixed_array<block_id> unit_blocks;  // scratch of commit
+};
+
+/// Unpins the path from node `first` on, the deepest first.
+template <class Traits>
+void unpin_from(core<Traits>& c, int32_t i, int32_t first) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  const std::span<const node_id> path = c.seqs.path(i);
+  while (q.path > first) c.tree.unpin(path[static_cast<size_t>(--q.path)], c.clock);
+  q.committed = q.path * c.geo.unit;
+}
+
+template <class Traits>
+status core<Traits>::create(const geometry& g, std::span<const int32_t> limits, eviction evict) noexcept {
+  geo = g;
+  if (status s = pool.create(geo, limits); !s) return s;
+  if (status s = tree.create(geo, pool.accounts(), std::move(evict)); !s) return s;
+  if (status s = scopes.create(geo.max_scopes, geo.format_fingerprint); !s) return s;
+  if (status s = seqs.create(geo); !s) return s;
+  int32_t spaces[2 * max_groups] = {};
+  for (int32_t i = 0; i < geo.groups; ++i) {
+    spaces[2 * i] = geo.group[i].total;
+    spaces[2 * i + 1] = geo.group[i].open;
+  }
+  if (status s = commands.create({spaces, static_cast<size_t>(2 * geo.groups)}, geo.max_commands); !s)
+    return s;
+  if (!unit_blocks.create(static_cast<size_t>(geo.blocks_per_unit))) return errc::out_of_memory;
+  return {};
+}
+
+template <class Traits>
+stats core<Traits>::count() const noexcept {
+  stats s = counters;
+  s.sequences_live = static_cast<uint64_t>(seqs.live());
+  s.nodes = static_cast<uint64_t>(tree.tree().size());
+  s.nodes_stored = tree.stored();
+  s.nodes_evicted = tree.evicted();
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const allocator& p = pool.pool(g);
+    s.blocks_total += static_cast<uint64_t>(p.total_blocks());
+    s.blocks_free += static_cast<uint64_t>(p.free_blocks());
+    s.blocks_cached += static_cast<uint64_t>(p.cached_blocks());
+  }
+  s.blocks_used = s.blocks_total - s.blocks_free - s.blocks_cached - s.blocks_moving;
+  return s;
+}
+
+}  // namespace kvcache::detail

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Verbs that change the length of one sequence.
+#include <algorithm>
+#include <cstdint>
+
+#include "kvcache/cache/core.hpp"
+
+namespace kvcache::detail {
+
+/// What extending a sequence takes from one group.
+struct demand {
+  int32_t blocks = 0;       // new table entries
+  int32_t copy = 0;         // 1: the last block is shared or indexed and must be replaced
+  int32_t open_blocks = 0;  // the same in the open space
+  int32_t open_copy = 0;
+};
+
+template <class Traits>
+void make_room(core<Traits>& c, int32_t g, int32_t n, int32_t account) noexcept {
+  while (c.pool.pool(g).free_blocks() < n && c.tree.evict_one(c.pool, c.scopes, account)) {
+  }
+}
+
+// A draft may not pass the point where accepting it would seal a block: a sealed block cannot be rolled back.
+template <class Traits>
+int32_t draft_room(core<Traits>& c, int32_t i) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  int32_t room = INT32_MAX;
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    const group_geometry& x = c.geo.group[g];
+    if (x.format.lossy) room = std::min(room, q.sealed[g] + x.block_size + x.format.residual - 1 - q.held);
+  }
+  return std::max(0, room);
+}
+
+template <class Traits>
+status collect(core<Traits>& c, int32_t i, int32_t n, demand (&d)[max_groups]) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  int32_t sum = 0;
+  int32_t copies = 0;
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    const group_geometry& x = c.geo.group[g];
+    const int32_t end = std::max(ceil_div(q.held + n, x.block_size), x.reserve_blocks);
+    d[g].blocks = std::max(0, end - q.columns[g]);
+    if (q.held % x.block_size != 0) {
+      const auto last = static_cast<size_t>(q.held / x.block_size);
+      d[g].copy = c.pool.pool(g).immutable(c.seqs.table(i, g)[last]);
+      if (x.format.lossy) d[g].open_copy = c.pool.open(g).immutable(c.seqs.open_table(i, g)[last]);
+    }
+    if (x.format.lossy) d[g].open_blocks = d[g].blocks;
+    sum += d[g].blocks + d[g].copy;
+    // A lossy format's packed block is only reserved while its open form is written: nothing is copied there.
+    copies += (x.format.lossy ? 0 : d[g].copy) + d[g].open_copy;
+  }
+  if (!c.commands.room(copies)) return {errc::busy, "commands", c.commands.size()};
+  const int64_t owed = int64_t{c.pool.charged(q.account)} - c.pool.cached(q.account) + sum;
+  if (sum > 0 && owed > c.pool.limit(q.account)) return {errc::over_quota, "account", q.account};
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    if (status s = c.pool.pool(g).admit(d[g].blocks + d[g].copy); !s) return s;
+    if (status s = c.pool.open(g).admit(d[g].open_blocks + d[g].open_copy); !s) return s;
+  }
+  return {};
+}
+
+template <class Traits>
+result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  if (n < 0) return {errc::bad_argument, "n", n};
+  if (!draft && q.accepted != q.held) return {errc::busy, "drafts", q.held - q.accepted};
+  if (draft) n = std::min(n, draft_room(c, i));
+  if (n > c.geo.max_sequence_tokens - q.held) return c.refuse({errc::too_long, "n", n});
+  if (n == 0) return 0;
+  demand d[max_groups];
+  if (status s = collect(c, i, n, d); !s) return c.refuse(s);
+  int32_t sum = 0;
+  for (int32_t g = 0; g < c.geo.groups; ++g) sum += d[g].blocks + d[g].copy;
+  while (int64_t{c.pool.charged(q.account)} + sum > c.pool.limit(q.account) &&
+         c.tree.evict_one(c.pool, c.scopes, q.account)) {
+  }
+  for (int32_t g = 0; g < c.geo.groups; ++g) grow(c, i, g, d[g]);
+  q.held += n;
+  if (!draft) q.accepted = q.held;
+  c.counters.tokens_extended += static_cast<uint64_t>(n);
+  return n;
+}
+
+template <class Traits>
+void grow(core<Traits>& c, int32_t i, int32_t g, const demand& d) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  if (d.blocks + d.copy > 0) make_room(c, g, d.blocks + d.copy, q.account);
+  if (d.copy != 0) replace_last(c, i, g);
+  if (d.open_copy != 0) replace_last_open(c, i, g);
+  if (d.blocks == 0) return;
+  const auto from = static_cast<size_t>(q.columns[g]);
+  const auto count = static_cast<size_t>(d.blocks);
+  c.pool.take(g, q.account, c.seqs.row(i, g).subspan(from, count));
+  if (d.open_blocks > 0) (void)c.pool.open(g).allocate(c.seqs.open_row(i, g).subspan(from, count));
+  q.columns[g] += d.blocks;
+}
+
+template <class Traits>
+void replace_last(core<Traits>& c, int32_t i, int32_t g) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  const group_geometry& x = c.geo.group[g];
+  block_id& entry = c.seqs.row(i, g)[static_cast<size_t>(q.held / x.block_size)];
+  block_id fresh = no_block;
+  c.pool.take(g, q.account, {&fresh, 1});
+  if (!x.format.lossy) {
+    const auto space = static_cast<size_t>(2 * g);
+    c.commands.add(KVC_OP_COPY, g, space, entry, space, fresh, q.held % x.block_size);
+    ++c.counters.blocks_copied;
+  }
+  c.pool.release(g, {&entry, 1});
+  entry = fresh;
+}
+
+template <class Traits>
+void replace_last_open(core<Traits>& c, int32_t i, int32_t g) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  const int32_t block_size = c.geo.group[g].block_size;
+  block_id& entry = c.seqs.open_row(i, g)[static_cast<size_t>(q.held / block_size)];
+  block_id fresh = no_block;
+  (void)c.pool.open(g).allocate({&fresh, 1});
+  const auto space = static_cast<size_t>(2 * g + 1);
+  c.commands.add(KVC_OP_COPY_OPEN, g, space, entry, space, fresh, q.held % block_size);
+  ++c.counters.blocks_copied;
+  c.pool.open(g).release({&entry, 1});
+  entry = fresh;
+}
+
+template <class Traits>
+status accept(core<Traits>& c, int32_t i, int32_t n) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  if (n < 0 || n > q.held - q.accepted) return {errc::bad_argument, "n", n};
+  int32_t seals = 0;
+  q.accepted += n;
+  for (int32_t g = 0; g < c.geo.groups; ++g) seals += seals_due(c, i, g);
+  if (!c.commands.room(seals)) {
+    q.accepted -= n;
+    return {errc::busy, "commands", c.commands.size()};
+  }
+  shrink(c, i, q.accepted);
+  return settle(c, i);
+}
+
+template <class Traits>
+int32_t seals_due(core<Traits>& c, int32_t i, int32_t g) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  const group_geometry& x = c.geo.group[g];
+  if (!x.format.lossy) return 0;
+  return std::max(0, (q.accepted - x.format.residual - q.sealed[g]) / x.block_size);
+}
+
+template <class Traits>
+status settle(core<Traits>& c, int32_t i) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  int32_t seals = 0;
+  for (int32_t g = 0; g < c.geo.groups; ++g) seals += seals_due(c, i, g);
+  if (!c.commands.room(seals)) return {errc::busy, "commands", c.commands.size()};
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    const int32_t block_size = c.geo.group[g].block_size;
+    for (int32_t k = seals_due(c, i, g); k > 0; --k) {
+      const auto column = static_cast<size_t>(q.sealed[g] / block_size);
+      block_id& open = c.seqs.open_row(i, g)[column];
+      const block_id packed = c.seqs.row(i, g)[column];
+      if (!c.pool.sealed(g, packed)) {  // a sibling that shares both forms may have been here first
+        const auto space = static_cast<size_t>(2 * g);
+        c.commands.add(KVC_OP_SEAL, g, space + 1, open, space, packed, block_size);
+        c.pool.set_sealed(g, packed);
+      }
+      c.pool.open(g).release({&open, 1});
+      open = no_block;
+      q.sealed[g] += block_size;
+    }
+  }
+  return {};
+}
+
+template <class Traits>
+void shrink(core<Traits>& c, int32_t i, int32_t n) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  q.held = n;
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    const group_geometry& x = c.geo.group[g];
+    const int32_t keep = std::max(ceil_div(n, x.block_size), x.reserve_blocks);
+    if (keep >= q.columns[g]) continue;
+    const auto from = static_cast<size_t>(keep);
+    c.pool.release_backwards(g, c.seqs.table(i, g).subspan(from));
+    if (x.format.lossy) c.pool.open(g).release(c.seqs.open_table(i, g).subspan(from));
+    q.columns[g] = keep;
+  }
+}
+
+template <class Traits>
+result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  if (n < 0 || n > q.held) return {errc::bad_argument, "n", n};
+  for (bool again = true;
+       again;) {  // a sealed block cannot be reopened: go back to an edge of every lossy group
+    again = false;
+    for (int32_t g = 0; g < c.geo.groups; ++g) {
+      const group_geometry& x = c.geo.group[g];
+      if (!x.format.lossy || n >= q.sealed[g] || n % x.block_size == 0) continue;
+      n -= n % x.block_size;
+      again = true;
+    }
+  }
+  shrink(c, i, n);
+  q.accepted = std::min(q.accepted, n);
+  for (int32_t g = 0; g < c.geo.groups; ++g) q.sealed[g] = std::min(q.sealed[g], n);
+  unpin_from(c, i, n / c.geo.unit);
+  return n;
+}
+
+}  // namespace kvcache::detail

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The live sequences: their lengths and tables, in memory that is taken once for as many as the configuration
+// names.
+//
+//   0 ........ committed ........ accepted ....... held        tokens
+//   |  in the index |   final       |  drafts       |
+//   table:      | b | b | b | b | b | b |                      one entry per block, no_block where absent
+//   open table: | - | - | - | o | o | o |                      lossy formats: blocks not sealed yet
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "kvcache/cache/config.hpp"
+#include "kvcache/core/fixed_array.hpp"
+#include "kvcache/prefix/scope.hpp"
+
+namespace kvcache::detail {
+
+/// Lengths of one sequence, in tokens unless said.
+struct sequence_state {
+  uint32_t generation;  // counts the sequences that lived in this place
+  bool live;
+  int32_t account;
+  int32_t held;                 // slots handed out
+  int32_t accepted;             // of these, final ones: prompt and sampled tokens
+  int32_t committed;            // of these, in the index
+  int32_t path;                 // nodes pinned: committed / unit
+  int32_t reused;               // found by open
+  int32_t columns[max_groups];  // table entries in use
+  int32_t sealed[max_groups];   // leading tokens that are packed (lossy formats)
+  scope_ids scopes;
+};
+
+/// Storage of all sequences. Cost: acquire and release O(1). Memory: 4 bytes per table entry and path node,
+/// taken as address space at creation.
+class sequences {
+ public:
+  status create(const geometry& geo) noexcept {
+    geo_ = geo;
+    const auto n = static_cast<size_t>(geo.max_sequences);
+    path_columns_ = static_cast<size_t>(geo.max_sequence_tokens / geo.unit);
+    bool ok = state_.create(n) && free_.create(n) && path_.create(n * path_columns_);
+    for (int32_t g = 0; g < geo.groups; ++g) {
+      const size_t entries = n * static_cast<size_t>(geo.group[g].columns);
+      ok = ok && table_[static_cast<size_t>(g)].create(entries);
+      if (geo.group[g].format.lossy) ok = ok && open_[static_cast<size_t>(g)].create(entries);
+    }
+    if (!ok) return {errc::out_of_memory, "max_sequences", geo.max_sequences};
+    top_ = 0;
+    for (int32_t i = geo.max_sequences; i-- > 0;) free_[static_cast<size_t>(top_++)] = i;
+    return {};
+  }
+
+  /// A vacant place, or −1.
+  int32_t acquire() noexcept {
+    if (top_ == 0) return -1;
+    const int32_t i = free_[static_cast<size_t>(--top_)];
+    const uint32_t generation = state(i).generation;
+    state(i) = {};
+    state(i).generation = generation;
+    state(i).live = true;
+    return i;
+  }
+  void release(int32_t i) noexcept {
+    state(i).live = false;
+    ++state(i).generation;
+    free_[static_cast<size_t>(top_++)] = i;
+  }
+  int32_t live() const noexcept { return static_cast<int32_t>(state_.size()) - top_; }
+  int32_t capacity() const noexcept { return static_cast<int32_t>(state_.size()); }
+
+  sequence_state& state(int32_t i) noexcept { return state_[static_cast<size_t>(i)]; }
+  const sequence_state& state(int32_t i) const noexcept { return state_[static_cast<size_t>(i)]; }
+  /// All columns of the table, in use or not.
+  std::span<block_id> row(int32_t i, int32_t g) noexcept { return slice(table_, i, g); }
+  std::span<const block_id> table(int32_t i, int32_t g) const noexcept {
+    return view(table_, i, g).first(static_cast<size_t>(state(i).columns[g]));
+  }
+  std::span<block_id> open_row(int32_t i, int32_t g) noexcept { return slice(open_, i, g); }
+  /// Same columns as the table; empty if the format is lossless.
+  std::span<const block_id> open_table(int32_t i, int32_t g) const noexcept {
+    if (!geo_.group[g].format.lossy) return {};
+    return view(open_, i, g).first(static_cast<size_t>(state(i).columns[g]));
+  }
+  std::span<node_id> path_row(int32_t i) noexcept {
+    return {path_.data() + static_cast<size_t>(i) * path_columns_, path_columns_};
+  }
+  std::span<const node_id> path(int32_t i) const noexcept {
+    return {path_.data() + static_cast<size_t>(i) * path_columns_, static_cast<size_t>(state(i).path)};
+  }
+
+ private:
+  using tables = std::array<fixed_array<block_id>, max_groups>;
+  std::span<block_id> slice(tables& t, int32_t i, int32_t g) noexcept {
+    const auto n = static_cast<size_t>(geo_.group[g].columns);
+    return {t[static_cast<size_t>(g)].data() + static_cast<size_t>(i) * n, n};
+  }
+  std::span<const block_id> view(const tables& t, int32_t i, int32_t g) const noexcept {
+    const auto n = static_cast<size_t>(geo_.group[g].columns);
+    return {t[static_cast<size_t>(g)].data() + static_cast<size_t>(i) * n, n};
+  }
+
+  geometry geo_{};
+  size_t path_columns_ = 0;
+  int32_t top_ = 0;
+  fixed_array<sequence_state> state_;
+  fixed_array<int32_t> free_;
+  fixed_array<node_id> path_;
+  tables table_;
+  tables open_;
+};
+
+}  // namespace kvcache::detail
