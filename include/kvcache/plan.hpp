@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What fits, and what a decode step costs, before anything is built. The sizes come from `resolve`, which is
+// what the cache itself allocates by, so the planner cannot be of another opinion than the allocator.
+//
+//   one decode step reads:  | weights, once per batch | K and V of every token of every sequence |
+//                            weight-dominated          cache-dominated
+#include <algorithm>
+#include <cstdint>
+
+#include "kvcache/cache/config.hpp"
+
+namespace kvcache {
+
+/// Bytes stored for one token over all groups, in sealed blocks. Exact where a block's bytes divide by its
+/// tokens; else rounded up.
+constexpr bytes bytes_per_token(const geometry& geo) noexcept {
+  bytes sum{};
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    sum = sum + bytes{ceil_div(block_bytes(x.shape, x.block_size, x.format).count, int64_t{x.block_size})};
+  }
+  return sum;
+}
+
+/// Blocks that one unshared sequence of `tokens` takes in group `g`: what `extend` hands out.
+constexpr int32_t blocks_for(const geometry& geo, int32_t g, int32_t tokens) noexcept {
+  const group_geometry& x = geo.group[g];
+  return tokens == 0 ? 0 : std::max(ceil_div(tokens, x.block_size), x.reserve_blocks);
+}
+
+/// Bytes that one unshared sequence of `tokens` holds, whole blocks counted.
+constexpr bytes sequence_bytes(const geometry& geo, int32_t tokens) noexcept {
+  bytes sum{};
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    sum = sum + block_bytes(x.shape, x.block_size, x.format) * blocks_for(geo, g, tokens);
+  }
+  return sum;
+}
+
+/// Most sequences of `tokens` each that fit at once without sharing, also bounded by the configured number of
+/// sequences. 0 if one does not fit.
+constexpr int32_t max_batch(const geometry& geo, int32_t tokens) noexcept {
+  if (tokens > geo.max_sequence_tokens) return 0;
+  int32_t n = geo.max_sequences;
+  for (int32_t g = 0; g < geo.groups && tokens > 0; ++g) {
+    n = std::min(n, geo.group[g].total / blocks_for(geo, g, tokens));
+  }
+  return n;
+}
+
+/// Longest text that `batch` sequences can reach at once without sharing. 0 if not even one token fits.
+constexpr int32_t max_context(const geometry& geo, int32_t batch) noexcept {
+  if (batch < 1 || batch > geo.max_sequences) return 0;
+  int64_t most = geo.max_sequence_tokens;
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    const int32_t each = x.total / batch;
+    if (each < x.reserve_blocks) return 0;
+    most = std::min(most, int64_t{each} * x.block_size);
+  }
+  return static_cast<int32_t>(most);
+}
+
+/// Which of the two streams of a decode step is the longer one.
+enum class regime : uint8_t { weight_dominated, cache_dominated };
+
+/// Bytes that one decode step of a whole batch reads, and what follows from them.
+struct step_traffic {
+  bytes weights{};  ///< read once per step, whatever the batch
+  bytes cache{};    ///< K and V of all tokens of all sequences
+
+  constexpr bytes total() const noexcept { return weights + cache; }
+  constexpr double cache_over_weights() const noexcept {
+    return static_cast<double>(cache.count) / static_cast<double>(weights.count);
+  }
+  constexpr regime dominated_by() const noexcept {
+    return cache.count > weights.count ? regime::cache_dominated : regime::weight_dominated;
+  }
+  /// Least seconds of a step at `bytes_per_second` of memory bandwidth.
+  constexpr double seconds(double bytes_per_second) const noexcept {
+    return static_cast<double>(total().count) / bytes_per_second;
+  }
+  /// Step time relative to now if the weights shrink to `weight_factor` and the cache to `cache_factor` of
+  /// their bytes.
+  constexpr double factor(double weight_factor, double cache_factor) const noexcept {
+    return (static_cast<double>(weights.count) * weight_factor +
+            static_cast<double>(cache.count) * cache_factor) /
+           static_cast<double>(total().count);
+  }
+};
+
+/// Bytes of `parameters` weights at `bits` each, rounded up to whole bytes. Requires: parameters < 2^56, bits
+/// <= 32.
+constexpr bytes weight_bytes(int64_t parameters, int32_t bits) noexcept {
+  return {ceil_div(parameters * bits, int64_t{8})};
+}
+
+/// Traffic of a step of `batch` sequences of `context` tokens each. Windows and shared reads are not counted
+/// off.
+constexpr step_traffic decode_step(const group_shape& shape, bytes weights, int32_t batch,
+                                   int32_t context) noexcept {
+  return {.weights = weights, .cache = bytes_per_token(shape) * batch * context};
+}
+
+}  // namespace kvcache
