@@ -7,6 +7,22 @@
 #include "numeric.hpp"
 
 namespace engine {
+namespace {
+
+// Eight sums side by side, so that a compiler may keep them in vector registers.
+double dot(const float* a, const float* b, int size) {
+  float part[8] = {};
+  int i = 0;
+  for (; i + 8 <= size; i += 8) {
+    for (int j = 0; j < 8; ++j) part[j] += a[i + j] * b[i + j];
+  }
+  for (; i < size; ++i) part[0] += a[i] * b[i];
+  double sum = 0;
+  for (const float p : part) sum += p;
+  return sum;
+}
+
+}  // namespace
 
 reference_cache::reference_cache(const cache_config& config) : config_(config) {}
 
@@ -159,10 +175,7 @@ void reference_cache::attend_row(int layer, int row, int head, const float* q, f
   double largest = -INFINITY;
   for (int key = 0; key < keys; ++key) {
     const float* stored_key = s.k[array].data() + static_cast<std::size_t>(key) * dim;
-    // Four sums instead of one, so that the compiler may use vector registers.
-    float part[4] = {0, 0, 0, 0};
-    for (int d = 0; d < dim; ++d) part[d % 4] += query[static_cast<std::size_t>(d)] * stored_key[d];
-    const double score = (double{part[0]} + part[1] + part[2] + part[3]) / std::sqrt(double(dim));
+    const double score = dot(query.data(), stored_key, dim) / std::sqrt(double(dim));
     weight[static_cast<std::size_t>(key)] = score;
     largest = std::max(largest, score);
   }
