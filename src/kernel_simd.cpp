@@ -1,0 +1,584 @@
+// SPDX-License-Identifier: Apache-2.0
+// The SIMD kernels, written once with Highway and compiled for every target that has fused multiply-add.
+// Vectors run across keys for scores and across channels for values, so no result ever needs a horizontal
+// sum and all targets perform the operations of kernel.hpp in the same order per element.
+//
+// Registers hold R rows x NV vectors. Rows are (query row, head of the group) pairs; how they are grouped
+// changes speed, never bits.
+#include "kernel.hpp"
+
+#undef HWY_DISABLED_TARGETS
+// Without fused multiply-add the bits would differ; scalable vectors do not fit fixed register blocks.
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV | HWY_WASM | HWY_PPC8)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernel_simd.cpp"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "element.hpp"
+#include "exp2.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvcache::detail::HWY_NAMESPACE {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET == HWY_AVX3
+constexpr int32_t this_target = KVC_TARGET_AVX512, lanes = 16, registers = 24;
+#elif HWY_TARGET == HWY_AVX2
+constexpr int32_t this_target = KVC_TARGET_AVX2, lanes = 8, registers = 12;
+#else
+constexpr int32_t this_target = KVC_TARGET_NEON, lanes = 4, registers = 24;
+#endif
+constexpr int32_t max_rows = 6;  ///< rows of a register block
+constexpr int32_t key_vectors = tile_keys / lanes;
+/// Accumulator vectors per row of a block of R rows.
+template <int R>
+constexpr int32_t vectors_for = R == 1               ? 8
+                                : R * 4 <= registers ? 4
+                                                     : 2;
+
+using tag_f = hn::FixedTag<float, lanes>;
+using vec_f = hn::Vec<tag_f>;
+using tag_8 = hn::FixedTag<float, 8>;
+
+// ---- loads that widen ----
+
+template <class D>
+HWY_INLINE hn::Vec<D> load_as(D d, const float* p) {
+  return hn::LoadU(d, p);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_as(D d, const f16* p) {
+  const hn::Rebind<hwy::float16_t, D> dh;
+  return hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_as(D d, const bf16* p) {
+  const hn::Rebind<uint16_t, D> dh;
+  const hn::Rebind<uint32_t, D> du;
+  const auto wide = hn::PromoteTo(du, hn::LoadU(dh, reinterpret_cast<const uint16_t*>(p)));
+  return hn::BitCast(d, hn::ShiftLeft<16>(wide));
+}
+
+// ---- the functions of exp2.hpp, step by step ----
+
+HWY_INLINE vec_f exp2_core(vec_f x) {
+  const tag_f d;
+  const hn::RebindToUnsigned<tag_f> du;
+  const auto magic = hn::Set(d, round_magic);
+  const auto shifted = hn::Add(x, magic);
+  const auto f = hn::Sub(x, hn::Sub(shifted, magic));
+  auto p = hn::Set(d, exp2_c[5]);
+  for (int i = 4; i >= 0; --i) p = hn::MulAdd(p, f, hn::Set(d, exp2_c[i]));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto n = hn::Sub(hn::BitCast(du, shifted), hn::BitCast(du, magic));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(du, 127u)))));
+}
+
+HWY_INLINE vec_f exp2_weight(vec_f x) {
+  const auto least = hn::Set(tag_f(), exp2_min);
+  return hn::IfThenZeroElse(hn::Lt(x, least), exp2_core(hn::Max(least, x)));
+}
+
+HWY_INLINE vec_f tanh_fixed(vec_f y) {
+  const tag_f d;
+  const auto one = hn::Set(d, 1.0f);
+  const auto a = hn::Abs(y);
+  const auto e = exp2_core(hn::Mul(hn::Min(hn::Set(d, tanh_large), a), hn::Set(d, two_log2_e)));
+  const auto big = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
+  const auto y2 = hn::Mul(y, y);
+  auto p = hn::Set(d, tanh_c[4]);
+  for (int i = 3; i >= 0; --i) p = hn::MulAdd(p, y2, hn::Set(d, tanh_c[i]));
+  const auto small = hn::MulAdd(hn::Mul(y, y2), p, y);
+  return hn::IfThenElse(hn::Lt(a, hn::Set(d, tanh_small)), small, hn::CopySign(big, y));
+}
+
+// ---- what a tile looks like to the inner loops ----
+
+struct key_view {
+  const std::byte* keys[key_vectors];  ///< first channel of each vector of keys
+  int64_t stride;                      ///< bytes from channel to channel
+  int32_t type;
+};
+struct value_view {
+  const std::byte* rows[tile_keys];  ///< first channel of each key; null where absent
+  int32_t type;
+};
+
+/// Rows of an item in blocks of at most max_rows, as even as possible.
+struct row_blocks {
+  int64_t rows, count;
+  explicit row_blocks(const attend_item& item)
+      : rows(int64_t{item.rows} * item.group), count((rows + max_rows - 1) / max_rows) {}
+  int64_t begin(int64_t i) const { return i * (rows / count) + std::min(i, rows % count); }
+};
+
+// ---- scores ----
+
+/// Scores of R rows against NV vectors of keys; q is [dim][R].
+template <class T, int R, int NV>
+HWY_INLINE void score_vectors(const key_view& k, int32_t first, const float* HWY_RESTRICT q, int32_t dim,
+                              float* HWY_RESTRICT w) {
+  const tag_f d;
+  vec_f sum[R][NV];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < NV; ++v) sum[r][v] = hn::Zero(d);
+  }
+  for (int32_t c = 0; c < dim; ++c) {
+    vec_f key[NV];
+    for (int v = 0; v < NV; ++v) {
+      key[v] = load_as(d, reinterpret_cast<const T*>(k.keys[first + v] + c * k.stride));
+    }
+    for (int r = 0; r < R; ++r) {
+      const auto x = hn::Set(d, q[c * R + r]);
+      for (int v = 0; v < NV; ++v) sum[r][v] = hn::MulAdd(x, key[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < NV; ++v) hn::StoreU(sum[r][v], d, w + r * tile_keys + (first + v) * lanes);
+  }
+}
+
+template <class T, int R>
+HWY_NOINLINE void score_rows(const key_view& k, const float* q, int32_t dim, float* w) {
+  constexpr int32_t step = std::min(vectors_for<R>, key_vectors);
+  for (int32_t v = 0; v < key_vectors; v += step) score_vectors<T, R, step>(k, v, q, dim, w);
+}
+
+template <class T>
+void score_block(int64_t rows, const key_view& k, const float* q, int32_t dim, float* w) {
+  switch (rows) {
+    case 1:
+      return score_rows<T, 1>(k, q, dim, w);
+    case 2:
+      return score_rows<T, 2>(k, q, dim, w);
+    case 3:
+      return score_rows<T, 3>(k, q, dim, w);
+    case 4:
+      return score_rows<T, 4>(k, q, dim, w);
+    case 5:
+      return score_rows<T, 5>(k, q, dim, w);
+    default:
+      return score_rows<T, 6>(k, q, dim, w);
+  }
+}
+
+void score_any(int64_t rows, const key_view& k, const float* q, int32_t dim, float* w) {
+  if (k.type == KVC_F32) return score_block<float>(rows, k, q, dim, w);
+  if (k.type == KVC_F16) return score_block<f16>(rows, k, q, dim, w);
+  score_block<bf16>(rows, k, q, dim, w);
+}
+
+// ---- weights ----
+
+/// Caps and masks a row's scores in place; returns their maximum and `top`.
+HWY_INLINE float mask_scores(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, float top) {
+  const tag_f d;
+  auto highest = hn::Set(d, top);
+  const auto hidden = hn::Set(d, -HUGE_VALF);
+  for (int32_t v = 0; v < key_vectors; ++v) {
+    auto s = hn::LoadU(d, w + v * lanes);
+    if (cap_log2 != 0) s = hn::Mul(hn::Set(d, cap_log2), tanh_fixed(s));
+    if (seen != ~uint64_t{0}) {
+      const uint64_t bits = seen >> (v * lanes);
+      uint8_t raw[8];
+      std::memcpy(raw, &bits, sizeof raw);
+      s = hn::IfThenElse(hn::LoadMaskBits(d, raw), s, hidden);
+    }
+    hn::StoreU(s, d, w + v * lanes);
+    highest = hn::Max(highest, s);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, highest));
+}
+
+/// Scores to weights: new maximum, weights, lane sums, rescaled accumulators.
+HWY_INLINE void soften(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, float& max,
+                       float* HWY_RESTRICT sums, float* HWY_RESTRICT acc, int32_t dim_v) {
+  const tag_f d;
+  const float top = mask_scores(w, seen, cap_log2, max);
+  const float shrink = top == max ? 1.0f : detail::exp2_weight(max - top);
+  max = top;
+  const auto base = hn::Set(d, top);
+  constexpr int32_t per = sum_lanes / lanes;
+  for (int32_t i = 0; i < per; ++i) {
+    vec_f p[4];
+    for (int32_t k = 0; k < 4; ++k) {
+      float* at = w + (k * per + i) * lanes;
+      p[k] = exp2_weight(hn::Sub(hn::LoadU(d, at), base));
+      hn::StoreU(p[k], d, at);
+    }
+    const auto sum = hn::Add(hn::Add(p[0], p[1]), hn::Add(p[2], p[3]));
+    const auto before = hn::LoadU(d, sums + i * lanes);
+    hn::StoreU(hn::MulAdd(before, hn::Set(d, shrink), sum), d, sums + i * lanes);
+  }
+  if (shrink == 1.0f) return;
+  const tag_8 d8;
+  for (int32_t c = 0; c < dim_v; c += 8) {
+    hn::StoreU(hn::Mul(hn::LoadU(d8, acc + c), hn::Set(d8, shrink)), d8, acc + c);
+  }
+}
+
+// ---- values ----
+
+/// Adds the weighted values of the keys in `seen`, ascending, to NV vectors of R accumulator rows.
+template <class T, int R, int NV, class D>
+HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t seen,
+                            const float* HWY_RESTRICT w, float* HWY_RESTRICT acc, int32_t dim) {
+  constexpr int32_t n = static_cast<int32_t>(hn::MaxLanes(D()));
+  hn::Vec<D> sum[R][NV];
+  for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < NV; ++i) sum[r][i] = hn::LoadU(d, acc + r * dim + i * n);
+  }
+  while (seen != 0) {
+    const int32_t first = std::countr_zero(seen);
+    const int32_t last = first + std::countr_one(seen >> first);
+    for (int32_t j = first; j < last; ++j) {
+      const T* row = reinterpret_cast<const T*>(v.rows[j]) + channel;
+      hn::Vec<D> value[NV];
+      for (int i = 0; i < NV; ++i) value[i] = load_as(d, row + i * n);
+      for (int r = 0; r < R; ++r) {
+        const auto x = hn::Set(d, w[r * tile_keys + j]);
+        for (int i = 0; i < NV; ++i) sum[r][i] = hn::MulAdd(x, value[i], sum[r][i]);
+      }
+    }
+    seen = last == tile_keys ? 0 : seen & (~uint64_t{0} << last);
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < NV; ++i) hn::StoreU(sum[r][i], d, acc + r * dim + i * n);
+  }
+}
+
+template <class T, int R>
+HWY_NOINLINE void add_rows(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
+  const tag_f d;
+  constexpr int32_t wide = vectors_for<R>;
+  int32_t c = 0;
+  for (; c + wide * lanes <= dim; c += wide * lanes) {
+    add_vectors<T, R, wide>(d, v, c, seen, w, acc + c, dim);
+  }
+  if constexpr (wide > 4) {
+    for (; c + 4 * lanes <= dim; c += 4 * lanes) add_vectors<T, R, 4>(d, v, c, seen, w, acc + c, dim);
+  }
+  if constexpr (wide > 2) {
+    for (; c + 2 * lanes <= dim; c += 2 * lanes) add_vectors<T, R, 2>(d, v, c, seen, w, acc + c, dim);
+  }
+  for (; c + lanes <= dim; c += lanes) add_vectors<T, R, 1>(d, v, c, seen, w, acc + c, dim);
+  if constexpr (lanes > 8) {
+    if (c < dim) add_vectors<T, R, 1>(tag_8(), v, c, seen, w, acc + c, dim);
+  }
+}
+
+template <class T>
+void add_block(int64_t rows, const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
+  switch (rows) {
+    case 1:
+      return add_rows<T, 1>(v, seen, w, acc, dim);
+    case 2:
+      return add_rows<T, 2>(v, seen, w, acc, dim);
+    case 3:
+      return add_rows<T, 3>(v, seen, w, acc, dim);
+    case 4:
+      return add_rows<T, 4>(v, seen, w, acc, dim);
+    case 5:
+      return add_rows<T, 5>(v, seen, w, acc, dim);
+    default:
+      return add_rows<T, 6>(v, seen, w, acc, dim);
+  }
+}
+
+void add_any(int64_t rows, const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
+  if (seen == 0) return;
+  if (v.type == KVC_F32) return add_block<float>(rows, v, seen, w, acc, dim);
+  if (v.type == KVC_F16) return add_block<f16>(rows, v, seen, w, acc, dim);
+  add_block<bf16>(rows, v, seen, w, acc, dim);
+}
+
+// ---- packing: any strides to float tiles ----
+
+/// Transposes 8 keys x 8 channels held in rows, to[c * tile_keys + key].
+HWY_INLINE void transpose_8x8(const hn::Vec<tag_8> (&in)[8], float* HWY_RESTRICT to) {
+#if HWY_TARGET == HWY_NEON
+  float rows[8][8];
+  for (int i = 0; i < 8; ++i) hn::StoreU(in[i], tag_8(), rows[i]);
+  for (int c = 0; c < 8; ++c) {
+    for (int i = 0; i < 8; ++i) to[c * tile_keys + i] = rows[i][c];
+  }
+#else
+  const tag_8 d;
+  const hn::RepartitionToWide<tag_8> dd;
+  hn::Vec<tag_8> a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = hn::InterleaveLower(d, in[i], in[i + 1]);
+    a[i + 1] = hn::InterleaveUpper(d, in[i], in[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int k = 0; k < 2; ++k) {
+      const auto x = hn::BitCast(dd, a[i + k]), y = hn::BitCast(dd, a[i + k + 2]);
+      b[i + 2 * k] = hn::BitCast(d, hn::InterleaveLower(dd, x, y));
+      b[i + 2 * k + 1] = hn::BitCast(d, hn::InterleaveUpper(dd, x, y));
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    hn::StoreU(hn::ConcatLowerLower(d, b[i + 4], b[i]), d, to + i * tile_keys);
+    hn::StoreU(hn::ConcatUpperUpper(d, b[i + 4], b[i]), d, to + (i + 4) * tile_keys);
+  }
+#endif
+}
+
+/// 8 keys that are rows of channels.
+template <class T>
+void pack_key_rows(const std::byte* const* keys, int32_t dim, float* HWY_RESTRICT to) {
+  const tag_8 d;
+  for (int32_t c = 0; c < dim; c += 8) {
+    hn::Vec<tag_8> rows[8];
+    for (int i = 0; i < 8; ++i) rows[i] = load_as(d, reinterpret_cast<const T*>(keys[i]) + c);
+    transpose_8x8(rows, to + c * tile_keys);
+  }
+}
+
+/// 8 keys side by side in every channel.
+template <class T>
+void pack_key_columns(const std::byte* keys, int64_t stride, int32_t dim, float* HWY_RESTRICT to) {
+  const tag_8 d;
+  for (int32_t c = 0; c < dim; ++c) {
+    hn::StoreU(load_as(d, reinterpret_cast<const T*>(keys + c * stride)), d, to + c * tile_keys);
+  }
+}
+
+template <class T>
+void pack_eight(const kvc_plane& plane, const std::byte* const* keys, bool neighbours, int32_t dim,
+                float* to) {
+  const int64_t element = sizeof(T);
+  if (neighbours && plane.token_stride == element) {
+    pack_key_columns<T>(keys[0], plane.dim_stride, dim, to);
+  } else if (plane.dim_stride == element) {
+    pack_key_rows<T>(keys, dim, to);
+  } else {
+    for (int32_t c = 0; c < dim; ++c) {
+      for (int i = 0; i < 8; ++i) to[c * tile_keys + i] = to_float(read<T>(keys[i] + c * plane.dim_stride));
+    }
+  }
+}
+
+/// Eight keys of one tile; absent ones repeat a present one, whose scores are masked.
+void pack_keys_at(const attend_item& item, const tile& t, int32_t first, float* to) {
+  const std::byte* keys[8];
+  const std::byte* some = nullptr;
+  const kvc_plane* plane = nullptr;
+  bool uniform = true;
+  for (int32_t i = 0; i < 8; ++i) {
+    const int32_t run = (first + i) / t.run_keys;
+    keys[i] = nullptr;
+    if (run >= t.runs || t.k[run] == nullptr) continue;
+    const kvc_plane& p = (t.open >> run & 1) != 0 ? item.kv->open_k : item.kv->k;
+    uniform = uniform && (plane == nullptr || plane == &p);
+    plane = &p;
+    keys[i] = some = t.k[run] + (first + i) % t.run_keys * p.token_stride;
+    if (!uniform) break;
+  }
+  if (some == nullptr) return;
+  if (!uniform) {  // small blocks at the border between sealed and open ones
+    for (uint64_t rest = t.present >> first & 0xff; rest != 0; rest &= rest - 1) {
+      const int32_t j = first + std::countr_zero(rest), run = j / t.run_keys;
+      const kvc_plane& p = (t.open >> run & 1) != 0 ? item.kv->open_k : item.kv->k;
+      const std::byte* key = t.k[run] + j % t.run_keys * p.token_stride;
+      for (int32_t c = 0; c < item.kv->dim_k; ++c) {
+        to[c * tile_keys + j - first] = load(key + c * p.dim_stride, p.type);
+      }
+    }
+    return;
+  }
+  for (auto& key : keys) key = key == nullptr ? some : key;
+  const bool neighbours = t.run_keys >= 8;
+  if (plane->type == KVC_F32) return pack_eight<float>(*plane, keys, neighbours, item.kv->dim_k, to);
+  if (plane->type == KVC_F16) return pack_eight<f16>(*plane, keys, neighbours, item.kv->dim_k, to);
+  pack_eight<bf16>(*plane, keys, neighbours, item.kv->dim_k, to);
+}
+
+template <class T>
+void pack_value(const std::byte* from, int64_t stride, int32_t dim, float* HWY_RESTRICT to) {
+  if (stride == int64_t{sizeof(T)}) {
+    const tag_8 d;
+    for (int32_t c = 0; c < dim; c += 8)
+      hn::StoreU(load_as(d, reinterpret_cast<const T*>(from) + c), d, to + c);
+  } else {
+    for (int32_t c = 0; c < dim; ++c) to[c] = to_float(read<T>(from + c * stride));
+  }
+}
+
+/// Many rows share a tile: widening it once is cheaper than in every register block.
+bool widen_once(int64_t blocks, int32_t type) {
+  return type != KVC_F32 && blocks > 2;
+}
+
+void view_keys(const attend_item& item, const tile& t, int64_t blocks, float* scratch, key_view& k) {
+  const kvc_plane& plane = item.kv->k;
+  const bool direct = t.open == 0 && plane.token_stride == element_size(plane.type) && t.run_keys >= lanes &&
+                      !widen_once(blocks, plane.type);
+  if (!direct) {
+    for (int32_t j = 0; j < tile_keys; j += 8) pack_keys_at(item, t, j, scratch + j);
+    for (int32_t v = 0; v < key_vectors; ++v) k.keys[v] = bytes_of(scratch + v * lanes);
+    k.stride = tile_keys * int64_t{sizeof(float)};
+    k.type = KVC_F32;
+    return;
+  }
+  const std::byte* some = nullptr;
+  for (int32_t v = 0; v < key_vectors; ++v) {
+    const int32_t run = v * lanes / t.run_keys;
+    k.keys[v] = run < t.runs && t.k[run] != nullptr ? t.k[run] + v * lanes % t.run_keys * plane.token_stride
+                                                    : nullptr;
+    if (k.keys[v] != nullptr) some = k.keys[v];
+  }
+  for (auto& keys : k.keys) keys = keys == nullptr ? some : keys;
+  k.stride = plane.dim_stride;
+  k.type = plane.type;
+}
+
+void view_values(const attend_item& item, const tile& t, int64_t blocks, float* scratch, value_view& v) {
+  const kvc_plane& main = v_plane(*item.kv);
+  const bool direct =
+      t.open == 0 && main.dim_stride == element_size(main.type) && !widen_once(blocks, main.type);
+  v.type = direct ? static_cast<int32_t>(main.type) : KVC_F32;
+  for (uint64_t rest = t.present; rest != 0; rest &= rest - 1) {
+    const int32_t j = std::countr_zero(rest), run = j / t.run_keys;
+    const kvc_plane& plane = (t.open >> run & 1) != 0 ? open_v_plane(*item.kv) : main;
+    const std::byte* from = t.v[run] + j % t.run_keys * plane.token_stride;
+    v.rows[j] = from;
+    if (direct) continue;
+    float* to = scratch + int64_t{j} * item.kv->dim_v;
+    v.rows[j] = bytes_of(to);
+    if (plane.type == KVC_F32) {
+      pack_value<float>(from, plane.dim_stride, item.kv->dim_v, to);
+    } else if (plane.type == KVC_F16) {
+      pack_value<f16>(from, plane.dim_stride, item.kv->dim_v, to);
+    } else {
+      pack_value<bf16>(from, plane.dim_stride, item.kv->dim_v, to);
+    }
+  }
+}
+
+// ---- the kernel ----
+
+void prepare(const attend_item& item, const attend_scratch& s) {
+  const row_blocks blocks(item);
+  const int32_t dim = item.kv->dim_k;
+  const int64_t element = element_size(item.q->type);
+  for (int64_t b = 0; b < blocks.count; ++b) {
+    const int64_t first = blocks.begin(b), n = blocks.begin(b + 1) - first;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = item.first_row + (first + i) / item.group;
+      const int64_t head = int64_t{item.head} * item.group + (first + i) % item.group;
+      const std::byte* from = bytes_of(item.q->data) + row * item.q->row_stride + head * item.q->head_stride;
+      float* to = s.q + first * dim + i;
+      for (int32_t c = 0; c < dim; ++c) to[c * n] = load(from + c * element, item.q->type) * item.q_scale;
+    }
+  }
+}
+
+/// Keys that all rows of the block see or none does may be added together; between the first and the last
+/// key they disagree on, each row goes on alone, so every row keeps its ascending order.
+void add_values(const attend_item& item, const attend_scratch& s, const value_view& v, int64_t first,
+                int64_t n) {
+  const int32_t dim = item.kv->dim_v;
+  const uint64_t lead = s.seen[first / item.group];
+  uint64_t differ = 0;
+  for (int64_t r = first; r < first + n; ++r) differ |= s.seen[r / item.group] ^ lead;
+  const float* w = s.weights + first * tile_keys;
+  float* acc = s.acc + first * dim;
+  if (differ == 0) return add_any(n, v, lead, w, acc, dim);
+  const int32_t from = std::countr_zero(differ), upto = tile_keys - std::countl_zero(differ);
+  const uint64_t before = (uint64_t{1} << from) - 1;
+  const uint64_t after = upto == tile_keys ? 0 : ~uint64_t{0} << upto;
+  add_any(n, v, lead & before, w, acc, dim);
+  for (int64_t r = 0; r < n; ++r) {
+    const uint64_t own = s.seen[(first + r) / item.group] & ~before & ~after;
+    add_any(1, v, own, w + r * tile_keys, acc + r * dim, dim);
+  }
+  add_any(n, v, lead & after, w, acc, dim);
+}
+
+void split(const attend_item& item, const attend_scratch& s, tile_range range) {
+  const row_blocks blocks(item);
+  const int32_t dim_k = item.kv->dim_k, dim_v = item.kv->dim_v;
+  clear_states(s.acc, s.max, s.lanes, blocks.rows, dim_v);
+  for (int64_t index = range.first; index < range.last; ++index) {
+    tile t;
+    resolve_tile(item, index, t);
+    if (seen_keys(item, t, s.seen) == 0) continue;
+    key_view k;
+    value_view v;
+    view_keys(item, t, blocks.count, s.k_tile, k);
+    view_values(item, t, blocks.count, s.v_tile, v);
+    for (int64_t b = 0; b < blocks.count; ++b) {
+      const int64_t first = blocks.begin(b), last = blocks.begin(b + 1);
+      uint64_t any = 0;
+      for (int64_t r = first; r < last; ++r) any |= s.seen[r / item.group];
+      if (any == 0) continue;
+      score_any(last - first, k, s.q + first * dim_k, dim_k, s.weights + first * tile_keys);
+      for (int64_t r = first; r < last; ++r) {
+        const uint64_t seen = s.seen[r / item.group];
+        if (seen == 0) continue;
+        soften(s.weights + r * tile_keys, seen, item.cap_log2, s.max[r], s.lanes + r * sum_lanes,
+               s.acc + r * dim_v, dim_v);
+      }
+    }
+    for (int64_t b = 0; b < blocks.count; ++b) {
+      const int64_t first = blocks.begin(b);
+      add_values(item, s, v, first, blocks.begin(b + 1) - first);
+    }
+  }
+}
+
+const kernel body = {this_target, &prepare, &split};
+
+#endif
+}  // namespace kvcache::detail::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
+
+namespace kvcache::detail {
+namespace {
+
+#if HWY_ARCH_X86
+/// The processor and the system allow every instruction the target's code may contain.
+bool has_avx2() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool half = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
+  return half && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("aes") &&
+         __builtin_cpu_supports("pclmul");
+}
+bool has_avx512() noexcept {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+}
+#endif
+
+}  // namespace
+
+const kernel* find_simd_kernel([[maybe_unused]] int32_t target) noexcept {
+#if HWY_TARGETS & HWY_AVX3
+  if ((target == KVC_TARGET_BEST || target == KVC_TARGET_AVX512) && has_avx512()) return &N_AVX3::body;
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  if ((target == KVC_TARGET_BEST || target == KVC_TARGET_AVX2) && has_avx2()) return &N_AVX2::body;
+#endif
+#if HWY_TARGETS & HWY_NEON
+  if (target == KVC_TARGET_BEST || target == KVC_TARGET_NEON) return &N_NEON::body;
+#endif
+  return nullptr;
+}
+
+}  // namespace kvcache::detail
+#endif
