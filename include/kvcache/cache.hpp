@@ -185,7 +185,12 @@ class basic_cache {
 
   /// Commands queued since the last end_step, to be run before the step's appends.
   const command_list& commands() const noexcept { return core_->commands; }
-  /// The commands have been handed to the data plane: forgets them and publishes the counters.
+  /// What the prefix index did since the last end_step, in order (`cache_config::max_events`).
+  std::span<const kvc_event> events() const noexcept { return core_->tree.events().view(); }
+  /// Tokens of a stored node.
+  std::span<const token_id> tokens(node_id r) const noexcept { return core_->tree.tree().tokens(r); }
+  /// The commands have been handed to the data plane: forgets them and the events, and publishes the
+  /// counters.
   void end_step() noexcept {
     core_->end_step();
     board_->publish(count());

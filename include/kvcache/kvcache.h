@@ -308,6 +308,24 @@ typedef struct kvc_command {
   int32_t tokens, src, dst, arg;
 } kvc_command;
 
+/// What happened to the prefix index, for routers and metrics. A parent is always announced before its
+/// children, and a node's removal before its id is used again.
+enum {
+  KVC_EVENT_STORED = 1,  ///< a unit of tokens can be reused from now on
+  KVC_EVENT_REMOVED = 2  ///< it cannot any more
+};
+typedef struct kvc_event {
+  uint16_t kind;   ///< KVC_EVENT_*
+  uint16_t tier;   ///< where the bytes lie: 0 = the device's own memory; others are reserved
+  int32_t node;    ///< id of the unit, unique among those that are stored
+  int32_t parent;  ///< the unit before it, -1 = none
+  int32_t depth;   ///< units before it
+  int32_t
+      scope;  ///< sharing scope, a number that is the same for equal scopes while something of it is stored
+  int32_t reserved;
+  uint64_t clock;  ///< the cache's logical time
+} kvc_event;
+
 /// Slots that survive a gather, ascending, one list per kv head: [layer][head][tokens].
 typedef struct kvc_keep {
   const int32_t* slots;
@@ -370,4 +388,5 @@ KVC_API const char* kvc_target_text(int32_t target);
 #ifdef __cplusplus
 }
 static_assert(sizeof(kvc_command) == 20, "commands are 20 bytes on every platform");
+static_assert(sizeof(kvc_event) == 32, "events are 32 bytes on every platform");
 #endif

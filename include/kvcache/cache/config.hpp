@@ -69,6 +69,7 @@ struct geometry {
   int32_t max_sequences = 0;
   int32_t max_sequence_tokens = 0;
   int32_t max_scopes = 0;
+  int32_t max_events = 0;
   int32_t max_commands = 0;
   uint64_t format_fingerprint = 0;
 
@@ -192,6 +193,8 @@ inline result<geometry> resolve(const cache_config& c) noexcept {
   geo.groups = static_cast<int32_t>(count);
   geo.max_sequences = c.max_sequences;
   geo.max_scopes = c.max_scopes;
+  if (c.max_events < 0 || c.max_events > (1 << 28)) return {errc::bad_argument, "max_events", c.max_events};
+  geo.max_events = c.max_events;
   uint64_t print = 0;
   for (int32_t g = 0; g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];

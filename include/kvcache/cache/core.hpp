@@ -29,9 +29,10 @@ struct core {
   status create(const geometry& g, std::span<const int32_t> account_limits, eviction evict) noexcept;
   /// The counters as they are now.
   stats count() const noexcept;
-  /// Forgets the commands, which have been run.
+  /// Forgets the commands, which have been run, and the events, which have been read.
   void end_step() noexcept {
     commands.clear();
+    tree.events().clear();
     ++counters.steps;
   }
   status refuse(status s) noexcept {
@@ -82,6 +83,7 @@ stats core<Traits>::count() const noexcept {
   stats s = counters;
   s.sequences_live = static_cast<uint64_t>(seqs.live());
   s.nodes = static_cast<uint64_t>(tree.tree().size());
+  s.events_lost = tree.events().lost();
   s.nodes_stored = tree.stored();
   s.nodes_evicted = tree.evicted();
   for (int32_t g = 0; g < geo.groups; ++g) {

@@ -18,7 +18,7 @@ struct demand {
 
 template <class Traits>
 void make_room(core<Traits>& c, int32_t g, int32_t n, int32_t account) noexcept {
-  while (c.pool.pool(g).free_blocks() < n && c.tree.evict_one(c.pool, c.scopes, account)) {
+  while (c.pool.pool(g).free_blocks() < n && c.tree.evict_one(c.pool, c.scopes, account, c.clock)) {
   }
 }
 
@@ -76,7 +76,7 @@ result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexce
   int32_t sum = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) sum += d[g].blocks + d[g].copy;
   while (int64_t{c.pool.charged(q.account)} + sum > c.pool.limit(q.account) &&
-         c.tree.evict_one(c.pool, c.scopes, q.account)) {
+         c.tree.evict_one(c.pool, c.scopes, q.account, c.clock)) {
   }
   for (int32_t g = 0; g < c.geo.groups; ++g) grow(c, i, g, d[g]);
   q.held += n;

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "kvcache/cache/config.hpp"
+#include "kvcache/cache/events.hpp"
 #include "kvcache/cache/pools.hpp"
 #include "kvcache/core/fixed_array.hpp"
 #include "kvcache/evict/concept.hpp"
@@ -31,6 +32,8 @@ class nodes {
   int32_t lane(node_id r) const noexcept { return state_[index(r)].lane; }
   bool monotone() const noexcept { return evict_.monotone(); }
   bool queued(node_id r) const noexcept { return state_[index(r)].queued != 0; }
+  event_log& events() noexcept { return events_; }
+  const event_log& events() const noexcept { return events_; }
   uint64_t stored() const noexcept { return stored_; }
   uint64_t evicted() const noexcept { return evicted_; }
   /// Blocks of group g in node r.
@@ -66,7 +69,7 @@ class nodes {
 
   /// Evicts one node, of `lane` if it has one, else of the lane with most cached blocks.
   /// False when nothing is evictable. Cost: O(1) for a monotone policy with one lane.
-  bool evict_one(pools<A>& pool, scope_table& scopes, int32_t lane) noexcept;
+  bool evict_one(pools<A>& pool, scope_table& scopes, int32_t lane, uint64_t now) noexcept;
 
  private:
   struct node_state {
@@ -86,13 +89,14 @@ class nodes {
     evict_.leave(r, n.lane);
   }
   node_id victim(const pools<A>& pool, int32_t lane) const noexcept;
-  void evict(pools<A>& pool, scope_table& scopes, node_id r) noexcept;
+  void evict(pools<A>& pool, scope_table& scopes, node_id r, uint64_t now) noexcept;
 
   geometry geo_{};
   X tree_;
   E evict_;
   fixed_array<node_state> state_;
   fixed_array<block_id> blocks_;
+  event_log events_;
   uint64_t stored_ = 0;
   uint64_t evicted_ = 0;
 };
@@ -103,6 +107,7 @@ status nodes<A, E, X>::create(const geometry& geo, int32_t lanes, E evict) noexc
   evict_ = std::move(evict);
   if (status s = tree_.create(geo.nodes, geo.unit); !s) return s;
   if (status s = evict_.create(geo.nodes, lanes); !s) return s;
+  if (!events_.create(geo.max_events)) return {errc::out_of_memory, "max_events", geo.max_events};
   const auto n = static_cast<size_t>(geo.nodes);
   if (!state_.create(n) || !blocks_.create(n * per_node())) {
     return {errc::out_of_memory, "max_nodes", geo.nodes};
@@ -135,7 +140,7 @@ inserted nodes<A, E, X>::store(pools<A>& pool, scope_table& scopes, int32_t scop
                                uint64_t now) noexcept {
   inserted in = tree_.insert(scope, parent, tokens);
   // The parent is pinned by the caller, so making room cannot take the path that is being extended.
-  if (in.node == no_node && evict_one(pool, scopes, lane)) in = tree_.insert(scope, parent, tokens);
+  if (in.node == no_node && evict_one(pool, scopes, lane, now)) in = tree_.insert(scope, parent, tokens);
   if (in.node == no_node) return in;
   if (in.fresh) {
     node_state& n = state_[index(in.node)];
@@ -149,6 +154,7 @@ inserted nodes<A, E, X>::store(pools<A>& pool, scope_table& scopes, int32_t scop
       for (const block_id x : blocks_of(in.node, g)) pool.pool(g).index(x);
     }
     scopes.hold(scope);
+    events_.add(KVC_EVENT_STORED, in.node, parent, n.meta.depth, scope, now);
     ++stored_;
   }
   pin(in.node, now);
@@ -175,19 +181,21 @@ node_id nodes<A, E, X>::victim(const pools<A>& pool, int32_t lane) const noexcep
 }
 
 template <block_allocator A, eviction_policy E, prefix_index X>
-bool nodes<A, E, X>::evict_one(pools<A>& pool, scope_table& scopes, int32_t lane) noexcept {
+bool nodes<A, E, X>::evict_one(pools<A>& pool, scope_table& scopes, int32_t lane, uint64_t now) noexcept {
   const node_id r = victim(pool, lane);
   if (r == no_node) return false;
-  evict(pool, scopes, r);
+  evict(pool, scopes, r, now);
   return true;
 }
 
 template <block_allocator A, eviction_policy E, prefix_index X>
-void nodes<A, E, X>::evict(pools<A>& pool, scope_table& scopes, node_id r) noexcept {
+void nodes<A, E, X>::evict(pools<A>& pool, scope_table& scopes, node_id r, uint64_t now) noexcept {
   if (!KVCACHE_CONTRACT(state_[index(r)].pins == 0)) return;
   leave(r, state_[index(r)]);
   const node_id parent = tree_.parent(r);
-  scopes.drop(tree_.scope_of(r));
+  const int32_t scope = tree_.scope_of(r);
+  events_.add(KVC_EVENT_REMOVED, r, parent, state_[index(r)].meta.depth, scope, now);
+  scopes.drop(scope);
   tree_.erase(r);
   for (int32_t g = 0; g < geo_.groups; ++g) {
     const std::span<const block_id> b = blocks_of(r, g);
