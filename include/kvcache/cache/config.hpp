@@ -36,6 +36,7 @@ struct cache_config {
   int32_t max_sequence_tokens = 0;  ///< per sequence; 0 = as many as the smallest group holds
   int32_t max_nodes = 0;      ///< units in the prefix index; 0 = as many as the blocks can fill, −1 = none
   int32_t max_scopes = 1024;  ///< sharing scopes with something cached or open
+  int32_t max_events = 0;     ///< index events kept between two steps; 0 = none are recorded
   int32_t max_commands = 0;   ///< queued between two steps; 0 = four per sequence and group
   /// Most blocks that each account may hold, all groups together. Empty = one account without a limit.
   std::span<const int32_t> account_limits{};
