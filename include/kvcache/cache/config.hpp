@@ -94,7 +94,11 @@ inline status resolve_group(const group_config& in, group_geometry& out) noexcep
   if (in.open.count < 0) return {errc::bad_argument, "open", in.open.count};
   if (in.reserve < 0) return {errc::bad_argument, "reserve", in.reserve};
   const block_format& f = in.format;
-  if (f.block.count < 0) return {errc::bad_argument, "format.block", f.block.count};
+  constexpr int64_t most = int64_t{1} << 53;  // also the most that `validate` lets a block of the shape have
+  if (f.block.count < 0 || f.block.count > most) return {errc::bad_argument, "format.block", f.block.count};
+  if (f.open_block.count < 0 || f.open_block.count > most) {
+    return {errc::bad_argument, "format.open_block", f.open_block.count};
+  }
   if (f.residual < 0) return {errc::bad_argument, "format.residual", f.residual};
   if (f.lossy && in.reserve != 0) return {errc::unsupported, "reserve", in.reserve};
   out = {.shape = in.shape,
@@ -108,34 +112,47 @@ inline status resolve_group(const group_config& in, group_geometry& out) noexcep
 
 // Open blocks hold the residual, the block being filled and one more that fills while the oldest waits to be
 // sealed.
-inline void default_open(const cache_config& c, geometry& geo) noexcept {
+inline status default_open(const cache_config& c, geometry& geo) noexcept {
   for (int32_t g = 0; g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];
     if (!x.format.lossy) {
       x.open = 0;
     } else if (x.open == 0) {
-      x.open = c.max_sequences * (ceil_div(x.format.residual, x.block_size) + 2);
+      const int64_t each = int64_t{ceil_div(x.format.residual, x.block_size)} + 2;
+      if (c.max_sequences * each > (1 << 30)) {
+        return {errc::bad_argument, "format.residual", x.format.residual};
+      }
+      x.open = static_cast<int32_t>(c.max_sequences * each);
     }
   }
+  return {};
+}
+
+// sum += a * b; false, with the sum unspecified, if that does not fit 64 bits.
+constexpr bool add_product(int64_t& sum, int64_t a, int64_t b) noexcept {
+  int64_t product = 0;
+  return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(sum, product, &sum);
 }
 
 // Blocks from bytes: whole units only, so that no group can run out while another still has room for the same
 // text.
 inline status share_capacity(const cache_config& c, geometry& geo) noexcept {
   bool asked = false;
-  bytes unit_bytes{};
-  bytes open_bytes{};
+  int64_t unit_bytes = 0;
+  int64_t open_bytes = 0;
   for (int32_t g = 0; g < geo.groups; ++g) {
     const group_geometry& x = geo.group[g];
     asked |= x.total == 0;
-    unit_bytes = unit_bytes + block_bytes(x.shape, x.block_size, x.format) * x.per_unit;
-    open_bytes = open_bytes + open_block_bytes(x.shape, x.block_size, x.format) * x.open;
+    if (!add_product(unit_bytes, block_bytes(x.shape, x.block_size, x.format).count, x.per_unit)) {
+      return {errc::bad_argument, "block_size", x.block_size};
+    }
+    if (!add_product(open_bytes, open_block_bytes(x.shape, x.block_size, x.format).count, x.open)) {
+      return {errc::bad_argument, "open", x.open};
+    }
   }
   if (!asked) return {};
-  const int64_t units = (c.capacity.count - open_bytes.count) / unit_bytes.count;
-  if (c.capacity.count < open_bytes.count || units < 1) {
-    return {errc::bad_argument, "capacity", c.capacity.count};
-  }
+  const int64_t units = c.capacity.count < open_bytes ? 0 : (c.capacity.count - open_bytes) / unit_bytes;
+  if (units < 1 || units > (1 << 30)) return {errc::bad_argument, "capacity", c.capacity.count};
   for (int32_t g = 0; g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];
     if (x.total != 0) continue;
@@ -150,7 +167,7 @@ inline status share_capacity(const cache_config& c, geometry& geo) noexcept {
 // Bounds that follow from the pools where the user named none.
 inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
   int64_t most = INT32_MAX / 2;
-  int64_t nodes = INT32_MAX;
+  int64_t nodes = 1 << 29;
   for (int32_t g = 0; g < geo.groups; ++g) {
     const group_geometry& x = geo.group[g];
     most = std::min(most, int64_t{x.total} * x.block_size);
@@ -160,7 +177,7 @@ inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
   if (geo.max_sequence_tokens < 1 || geo.max_sequence_tokens > INT32_MAX / 2) {
     return {errc::bad_argument, "max_sequence_tokens", c.max_sequence_tokens};
   }
-  if (c.max_nodes < -1) return {errc::bad_argument, "max_nodes", c.max_nodes};
+  if (c.max_nodes < -1 || c.max_nodes > (1 << 29)) return {errc::bad_argument, "max_nodes", c.max_nodes};
   geo.nodes = c.max_nodes == 0 ? static_cast<int32_t>(nodes) : std::max(0, c.max_nodes);
   for (int32_t g = 0; g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];
@@ -172,6 +189,19 @@ inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
   const int64_t commands = c.max_commands != 0 ? c.max_commands : int64_t{4} * c.max_sequences * geo.groups;
   geo.max_commands = static_cast<int32_t>(std::clamp<int64_t>(commands, -1, 65535));
   if (c.max_commands < 0) return {errc::bad_argument, "max_commands", c.max_commands};
+  return {};
+}
+
+// geometry::memory() must not overflow.
+inline status check_memory(const geometry& geo) noexcept {
+  int64_t sum = 0;
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    if (!add_product(sum, block_bytes(x.shape, x.block_size, x.format).count, x.total) ||
+        !add_product(sum, open_block_bytes(x.shape, x.block_size, x.format).count, x.open)) {
+      return {errc::bad_argument, "total", x.total};
+    }
+  }
   return {};
 }
 
@@ -209,9 +239,10 @@ inline result<geometry> resolve(const cache_config& c) noexcept {
     geo.group[g].unit_offset = geo.blocks_per_unit;
     geo.blocks_per_unit += geo.group[g].per_unit;
   }
-  detail::default_open(c, geo);
+  if (status s = detail::default_open(c, geo); !s) return s;
   if (status s = detail::share_capacity(c, geo); !s) return s;
   if (status s = detail::resolve_bounds(c, geo); !s) return s;
+  if (status s = detail::check_memory(geo); !s) return s;
   return geo;
 }
 
