@@ -196,6 +196,7 @@ template <class Traits>
 result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
   sequence_state& q = c.seqs.state(i);
   if (n < 0 || n > q.held) return {errc::bad_argument, "n", n};
+  n = std::min(n, q.accepted);  // drafts go in any case
   for (bool again = true;
        again;) {  // a sealed block cannot be reopened: go back to an edge of every lossy group
     again = false;
