@@ -63,7 +63,8 @@ result<int32_t> open(core<Traits>& c, std::span<const token_id> prompt, const sc
 template <class Traits>
 result<int32_t> fork(core<Traits>& c, int32_t i) noexcept {
   if (!core<Traits>::allocator::shareable) return {errc::unsupported, "contiguous"};
-  if (c.seqs.state(i).held != c.seqs.state(i).accepted) return {errc::busy, "drafts", c.seqs.state(i).held};
+  const int32_t drafts = c.seqs.state(i).held - c.seqs.state(i).accepted;
+  if (drafts != 0) return {errc::busy, "drafts", drafts};
   const int32_t f = c.seqs.acquire();
   if (f < 0) return {errc::out_of_sequences, "max_sequences", c.geo.max_sequences};
   const sequence_state& from = c.seqs.state(i);
@@ -131,7 +132,8 @@ result<int32_t> assign(core<Traits>& c, int32_t dst, int32_t src) noexcept {
   if (dst == src) return 0;
   if (d.account != s.account) return {errc::bad_argument, "account", s.account};
   if (d.scopes != s.scopes) return {errc::bad_argument, "scope", s.scopes.id[0]};
-  if (d.held != d.accepted || s.held != s.accepted) return {errc::busy, "drafts", s.held - s.accepted};
+  const int32_t drafts = d.held - d.accepted + s.held - s.accepted;
+  if (drafts != 0) return {errc::busy, "drafts", drafts};
   int32_t touched = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     touched += copy_row(
