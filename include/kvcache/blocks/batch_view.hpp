@@ -47,6 +47,8 @@ inline status write_csr(std::span<const block_id> table, int32_t tokens, int32_t
   if (row >= last_page_len.size()) {
     return {errc::bad_argument, "last_page_len", static_cast<int64_t>(last_page_len.size())};
   }
+  if (tokens < 0) return {errc::bad_argument, "tokens", tokens};
+  if (indptr[row] < 0) return {errc::bad_argument, "indptr", indptr[row]};
   const page_lengths p = pages_of(tokens, block_size);
   const auto begin = static_cast<size_t>(indptr[row]);
   const auto pages = static_cast<size_t>(p.pages);
