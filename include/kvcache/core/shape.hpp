@@ -133,7 +133,7 @@ constexpr uint64_t layout_fingerprint(const group_shape& s, int32_t block_size,
   uint64_t h = mix64(layout_version);
   for (uint64_t v : {uint64_t(s.layers), uint64_t(s.kv_heads), uint64_t(s.head_dim_k), uint64_t(s.head_dim_v),
                      uint64_t(s.type), uint64_t(s.v_aliases_k), uint64_t(s.window), uint64_t(block_size),
-                     uint64_t(f.block.count), uint64_t(f.lossy), f.fingerprint}) {
+                     uint64_t(f.block.count), uint64_t(f.residual), uint64_t(f.lossy), f.fingerprint}) {
     h = mix64(h ^ v) + v;
   }
   return h;
