@@ -93,8 +93,9 @@ class scope_table {
  public:
   /// `codec` is mixed into every key: sequences of caches with other formats never meet.
   status create(int32_t capacity, uint64_t codec) noexcept;
-  /// Ids for all segments, each with one more reference. A unit belongs to the segment of its last token.
-  /// Fails: the scope's own error, out_of_scopes; then nothing is held.
+  /// Ids for all segments, each with one more reference. A unit belongs to the segment of its last token, and
+  /// to all others that begin in it. Fails: the scope's own error (also when the segments of one unit are
+  /// longer than scope::max_bytes together), out_of_scopes; then nothing is held.
   result<scope_ids> acquire(const scope& s, int32_t unit) noexcept;
   /// Ids of those segments that are known, −1 for the others; nothing changes. Empty for an invalid scope.
   scope_ids find(const scope& s, int32_t unit) const noexcept;
@@ -122,7 +123,7 @@ class scope_table {
   struct key_buffer {
     char data[scope::max_bytes + codec_bytes];
   };
-  std::string_view full_key(const scope& s, int32_t i, key_buffer& out) const noexcept;
+  result<std::string_view> full_key(const scope& s, int32_t i, int32_t unit, key_buffer& out) const noexcept;
   static uint32_t hash_of(std::string_view key) noexcept;
   int32_t lookup(std::string_view key, uint32_t hash) const noexcept;
   int32_t find_or_add(std::string_view key) noexcept;
@@ -174,15 +175,27 @@ inline status scope_table::create(int32_t capacity, uint64_t codec) noexcept {
   return {};
 }
 
-inline std::string_view scope_table::full_key(const scope& s, int32_t i, key_buffer& out) const noexcept {
-  const std::string_view k = s.key(i);
-  std::memcpy(out.data, k.data(), k.size());
-  char* p = out.data + k.size();
+// Segments that begin in one unit share a node, so its key carries all of them: two pictures in one unit must
+// both agree.
+inline result<std::string_view> scope_table::full_key(const scope& s, int32_t i, int32_t unit,
+                                                      key_buffer& out) const noexcept {
+  int32_t from = i;
+  while (from > 0 && s.segment_[from - 1].first / unit == s.segment_[i].first / unit) --from;
+  size_t size = 0;
+  for (int32_t k = from; k <= i; ++k) {
+    const std::string_view key = s.key(k);
+    if (key.size() > scope::max_bytes - size) {
+      return {errc::bad_argument, "scope", static_cast<int64_t>(size + key.size())};
+    }
+    std::memcpy(out.data + size, key.data(), key.size());
+    size += key.size();
+  }
+  char* p = out.data + size;
   p[0] = static_cast<char>(scope::tag::codec);
   p[1] = 8;
   p[2] = 0;
   for (int b = 0; b < 8; ++b) p[3 + b] = static_cast<char>(codec_ >> (8 * b));
-  return {out.data, k.size() + codec_bytes};
+  return std::string_view{out.data, size + codec_bytes};
 }
 
 inline uint32_t scope_table::hash_of(std::string_view key) noexcept {
@@ -207,9 +220,10 @@ inline scope_ids scope_table::find(const scope& s, int32_t unit) const noexcept 
   if (!s.error_) return ids;
   key_buffer buffer;
   for (int32_t i = 0; i < s.count_; ++i) {
-    const std::string_view key = full_key(s, i, buffer);
+    const result<std::string_view> key = full_key(s, i, unit, buffer);
+    if (!key) return {};
     ids.first_unit[i] = s.segment_[i].first / unit;
-    ids.id[i] = lookup(key, hash_of(key));
+    ids.id[i] = lookup(*key, hash_of(*key));
     ids.count = i + 1;
   }
   return ids;
@@ -220,9 +234,11 @@ inline result<scope_ids> scope_table::acquire(const scope& s, int32_t unit) noex
   scope_ids ids;
   key_buffer buffer;
   for (int32_t i = 0; i < s.count_; ++i) {
-    const int32_t id = find_or_add(full_key(s, i, buffer));
+    const result<std::string_view> key = full_key(s, i, unit, buffer);
+    const int32_t id = key ? find_or_add(*key) : -1;
     if (id < 0) {
       release(ids);
+      if (!key) return key.error();
       return {errc::out_of_scopes, "max_scopes", static_cast<int64_t>(entry_.size())};
     }
     ids.first_unit[i] = s.segment_[i].first / unit;
