@@ -142,7 +142,7 @@ case $fault in
     echo 'int f();' >"$work/root/src/used.cpp"
     fake_tree build 'add_test(example.runs "/bin/true")'
     echo "/bin/true" >"$work/build/example_programs.txt"
-    printf '[{"directory":"%s","file":"%s"}]' "$work" "$work/root/src/used.cpp" >"$work/build/compile_commands.json"
+    printf '[{"directory":"%s","file":"%s","command":"c++"}]' "$work" "$work/root/src/used.cpp" >"$work/build/compile_commands.json"
     check=("$scripts/check_sources.py" "$work/build" --root "$work/root")
     passes "${check[@]}"
     echo "/x/bin/never_run" >>"$work/build/example_programs.txt"
