@@ -53,7 +53,7 @@ class scope {
 
  private:
   friend class scope_table;
-  enum class tag : char { shared = 1, tenant, adapter, generation, media, weights, codec };
+  enum class tag : char { shared = 1, tenant, adapter, generation, media, weights, codec, border };
   struct segment {
     int32_t first;
     uint16_t size;
@@ -158,7 +158,7 @@ inline scope& scope::from(int32_t first, const scope& narrower) noexcept {
   }
   segment_[count_] = narrower.segment_[0];
   segment_[count_++].first = first;
-  return *this;
+  return number(tag::border, static_cast<uint64_t>(first));  // the same picture elsewhere is another text
 }
 
 inline status scope_table::create(int32_t capacity, uint64_t codec) noexcept {
