@@ -37,11 +37,12 @@ struct cache_scope {
 struct cache_config {
   kv_shape shape;
   kv_type type = kv_type::f32;
-  int block_size = 16;          ///< tokens per block; kinds without blocks ignore it
-  std::int64_t blocks = 0;      ///< size of the pool; 0: enough for max_sequences full sequences
-  int max_sequences = 1;        ///< open at the same time
-  int max_tokens = 0;           ///< longest sequence
-  thread_pool* pool = nullptr;  ///< must outlive the cache
+  int block_size = 16;           ///< tokens per block; kinds without blocks ignore it
+  std::int64_t blocks = 0;       ///< size of the pool; 0: enough for max_sequences full sequences
+  int max_sequences = 1;         ///< open at the same time
+  int max_tokens = 0;            ///< longest sequence
+  std::string eviction = "lru";  ///< which cached prefix goes first: lru or lfu; paged only
+  thread_pool* pool = nullptr;   ///< must outlive the cache
 };
 
 struct opened_sequence {
@@ -52,6 +53,16 @@ struct opened_sequence {
 struct cache_bytes {
   std::size_t held = 0;      ///< used by tokens that are stored
   std::size_t reserved = 0;  ///< taken from the system or set aside for sequences
+};
+
+/// Counters of the kinds that are made of blocks; zero for the others.
+struct cache_counts {
+  std::int64_t blocks_total = 0;
+  std::int64_t blocks_used = 0;    ///< set aside for open sequences, shared ones once
+  std::int64_t blocks_cached = 0;  ///< hold prefixes that nobody uses at the moment
+  std::int64_t evictions = 0;      ///< prefixes thrown out to make room, ever
+  std::int64_t copies = 0;         ///< blocks copied because they were shared, ever
+  std::size_t block_bytes = 0;     ///< of one block over all layers
 };
 
 /// One way of keeping keys and values.
@@ -84,6 +95,8 @@ class cache_kind {
   virtual int length(int slot) const = 0;
 
   virtual cache_bytes bytes() const = 0;
+
+  virtual cache_counts counts() const { return {}; }
 
   /// Copies what is stored for one token, widened to f32, for tests and diagnosis.
   /// k (after RoPE) and v: [kv_heads][head_dim].
