@@ -91,6 +91,11 @@ void grow(core<Traits>& c, int32_t i, int32_t g, const demand& d) noexcept {
   if (d.blocks + d.copy > 0) make_room(c, g, d.blocks + d.copy, q.account);
   if (d.copy != 0) replace_last(c, i, g);
   if (d.open_copy != 0) replace_last_open(c, i, g);
+  const group_geometry& x = c.geo.group[g];
+  if (x.format.lossy && q.held % x.block_size != 0) {
+    // A sibling may have packed this block when it was full, before this sequence truncated into it.
+    c.pool.set_sealed(g, c.seqs.table(i, g)[static_cast<size_t>(q.held / x.block_size)], false);
+  }
   if (d.blocks == 0) return;
   const auto from = static_cast<size_t>(q.columns[g]);
   const auto count = static_cast<size_t>(d.blocks);
@@ -167,7 +172,7 @@ status settle(core<Traits>& c, int32_t i) noexcept {
       if (!c.pool.sealed(g, packed)) {  // a sibling that shares both forms may have been here first
         const auto space = static_cast<size_t>(2 * g);
         c.commands.add(KVC_OP_SEAL, g, space + 1, open, space, packed, block_size);
-        c.pool.set_sealed(g, packed);
+        c.pool.set_sealed(g, packed, true);
       }
       c.pool.open(g).release({&open, 1});
       open = no_block;

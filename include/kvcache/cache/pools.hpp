@@ -31,9 +31,12 @@ class pools {
   int32_t cached(int32_t a) const noexcept { return account_[static_cast<size_t>(a)].cached; }
   int32_t owner(int32_t g, block_id b) const noexcept { return record(g, b).owner; }
 
-  /// Whether a block of a lossy format has been packed (its seal command was queued) since it was taken.
+  /// Whether a block of a lossy format holds what its open form holds: its seal command was queued, and
+  /// nobody was to write into the open form since.
   bool sealed(int32_t g, block_id b) const noexcept { return record(g, b).sealed; }
-  void set_sealed(int32_t g, block_id b) noexcept { owner_[static_cast<size_t>(g)][index(b)].sealed = true; }
+  void set_sealed(int32_t g, block_id b, bool sealed) noexcept {
+    owner_[static_cast<size_t>(g)][index(b)].sealed = sealed;
+  }
 
   /// Takes blocks for account `a`. Requires: admitted and made room for.
   void take(int32_t g, int32_t a, std::span<block_id> out) noexcept {
