@@ -1,0 +1,657 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A cache, its model and a mock data plane side by side. apply() makes one call on all of them and compares
+// everything: the answer, all counters, who shares which block, what every slot holds, and after a refusal
+// every byte of the cache.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "host_memory.hpp"
+#include "inside.hpp"
+#include "mock_plane.hpp"
+#include "operation.hpp"
+#include "oracle.hpp"
+
+namespace kvcache::test {
+
+/// The scope that `who` describes. Labels are made from the number alone.
+scope scope_of(const sharing& who);
+cache_config config_of(const rules& r, std::vector<group_config>& groups);
+/// Sharing number `pick`, some with segments.
+sharing sharing_of(uint32_t pick, int32_t unit);
+
+/// Hash of a run of values, order matters.
+struct digest {
+  uint64_t value = 0;
+  void add(uint64_t x) { value = mix64(value * 0x9e3779b97f4a7c15ull + x + 1); }
+};
+
+template <class Traits>
+class machine {
+ public:
+  using cache_type = basic_cache<Traits>;
+  using handle = typename cache_type::sequence;
+  using eviction = typename cache_type::eviction;
+  using make_eviction = eviction (*)(bool by_frequency);
+
+  machine(const rules& r, make_eviction make, uint64_t seed) : make_(make), model_(r), plane_(r, seed) {
+    host_memory::start_recording();
+    result<cache_type> c = cache_type::create(config_of(r, groups_), make_(r.by_frequency));
+    const auto arrays = host_memory::stop_recording();
+    if (!c) {
+      why_ = std::string("create: ") + to_text(c.error().code) + " " + c.error().field;
+      return;
+    }
+    cache_ = *std::move(c);
+    handle_.resize(static_cast<size_t>(r.sequences) + 1);
+    plan_.resize(handle_.size());
+    watch(arrays);
+  }
+
+  /// Makes the call. Returns what is wrong, or nothing.
+  std::string apply(const operation& o);
+  /// Runs the commands, stores what was extended, ends the step.
+  std::string step();
+  void close_all() {
+    for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
+      if (model_.at(s).live) (void)apply({.what = verb::close, .s = s});
+    }
+  }
+
+  /// Sequence s, or the next one that is live.
+  int32_t live_near(int32_t s) const {
+    for (int32_t i = 0; i < model_.bounds().sequences; ++i) {
+      const int32_t t = (s + i) % model_.bounds().sequences;
+      if (model_.at(t).live) return t;
+    }
+    return s;
+  }
+  const std::string& created() const { return why_; }
+  cache_type& cache() { return cache_; }
+  oracle& model() { return model_; }
+  detail::core<Traits>& core() { return inside<Traits>::of(cache_); }
+  /// Everything an engine can see, ids and orders included.
+  uint64_t observe();
+
+  /// Everything counted, over resets: units stored and evicted, blocks copied, refusals, tokens reused.
+  std::array<uint64_t, 5> activity() const {
+    std::array<uint64_t, 5> a = counters();
+    for (size_t i = 0; i < a.size(); ++i) a[i] += past_[i];
+    return a;
+  }
+
+  struct checkpoint {
+    std::vector<std::byte> memory;
+    std::vector<std::byte> handles;
+    oracle model;
+    mock_plane plane;
+    std::vector<std::vector<token_id>> plan;
+  };
+  checkpoint save() const;
+  void restore(const checkpoint& c);
+
+ private:
+  struct paired {
+    answer got;
+    answer want;
+  };
+  handle& at(int32_t s) { return handle_[static_cast<size_t>(s)]; }
+  static answer from(const status& s) { return {s.code, 0}; }
+  static answer from(const result<int32_t>& r) { return {r.error().code, r ? *r : 0}; }
+  void watch(std::vector<std::span<std::byte>> arrays) {
+    image_.watch(std::move(arrays));
+    image_.add(std::as_writable_bytes(std::span(&core(), 1)));
+  }
+  int32_t vacant_handle() const {
+    int32_t s = 0;
+    while (handle_[static_cast<size_t>(s)].live()) ++s;
+    return s;
+  }
+  bool injected() {
+    int64_t n = 0;
+    if constexpr (requires(typename Traits::allocator_type a) { a.refused(); }) {
+      for (int32_t g = 0; g < cache_.shape().groups; ++g) n += cache_.pool(g).refused();
+    }
+    return n != std::exchange(injected_, n);
+  }
+  bool pending(int32_t s) const { return model_.at(s).written < model_.at(s).held(); }
+  bool needs_written(const operation& o) const;
+  std::vector<token_id> prompt_of(const operation& o) const;
+  std::vector<token_id> continuation(const operation& o) const;
+  answer call(const operation& o);
+  answer call_model(const operation& o);
+  answer call_open(const operation& o);
+  answer reset(const operation& o);
+  int32_t draft_target(const operation& o) const { return o.pick % 16 == 0 ? -1 : o.n; }
+  std::string write(int32_t s);
+  std::string reads(int32_t s);
+  std::string nodes_hold_their_text();
+  std::string compare();
+  std::string compare_sequence(int32_t s);
+  std::string compare_nodes();
+  std::string compare_events();
+  bool unchanged(bool not_even_refusals);
+  bool same_block(int32_t g, bool open, int32_t name, block_id b);
+
+  std::array<uint64_t, 5> counters() const {
+    const stats s = cache_.count();
+    return {s.nodes_stored, s.nodes_evicted, s.blocks_copied, s.refusals, s.tokens_reused};
+  }
+
+  make_eviction make_;
+  std::vector<group_config> groups_;
+  cache_type cache_;
+  oracle model_;
+  mock_plane plane_;
+  std::vector<handle> handle_;                  // one more than fit, to be refused
+  std::vector<std::vector<token_id>> plan_;     // prompts still to be computed
+  std::array<std::vector<token_id>, 8> texts_;  // published lately: what prompts are made of
+  memory_image image_;
+  std::array<uint64_t, 5> past_{};
+  int64_t injected_ = 0;
+  std::string why_;
+  std::vector<token_id> scratch_;
+  std::vector<int32_t> name_of_[2 * max_groups];  // [space][block id] in this comparison
+  std::vector<int32_t> id_of_[2 * max_groups];
+};
+
+inline token_id next_token(std::span<const token_id> before, int32_t unit, uint32_t& random) {
+  random = random * 1664525u + 1013904223u;
+  const uint32_t x = random >> 8;
+  if (before.size() % static_cast<size_t>(unit) != 0 && x % 16 != 0) return before.back() + 1;
+  return static_cast<token_id>(x / 16 % 3) * 1000;
+}
+
+template <class Traits>
+std::vector<token_id> machine<Traits>::prompt_of(const operation& o) const {
+  std::vector<token_id> t;
+  const auto n = static_cast<size_t>(o.n);
+  if (o.literal < 0 && o.pick % 4 != 0) {
+    const auto& known = texts_[o.pick / 4 % texts_.size()];
+    t.assign(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(std::min(known.size(), n)));
+  }
+  uint32_t random = o.pick;
+  while (t.size() < n)
+    t.push_back(o.literal >= 0 ? o.literal : next_token(t, model_.bounds().unit(), random));
+  return t;
+}
+
+template <class Traits>
+std::vector<token_id> machine<Traits>::continuation(const operation& o) const {
+  std::vector<token_id> t = model_.at(o.s).text;
+  const size_t held = t.size();
+  const auto& plan = plan_[static_cast<size_t>(o.s)];
+  uint32_t random = o.pick;
+  for (int32_t i = 0; i < o.n; ++i) {
+    if (o.literal >= 0) {
+      t.push_back(o.literal);
+    } else if (t.size() < plan.size() && std::equal(t.begin(), t.end(), plan.begin())) {
+      t.push_back(plan[t.size()]);
+    } else {
+      t.push_back(next_token(t, model_.bounds().unit(), random));
+    }
+  }
+  t.erase(t.begin(), t.begin() + static_cast<std::ptrdiff_t>(held));
+  return t;
+}
+
+template <class Traits>
+bool machine<Traits>::needs_written(const operation& o) const {
+  switch (o.what) {
+    case verb::accept:
+    case verb::settle:
+    case verb::commit:
+    case verb::fork:
+      return pending(o.s);
+    case verb::assign:
+      return pending(o.other);
+    default:
+      return false;
+  }
+}
+
+template <class Traits>
+answer machine<Traits>::call_open(const operation& o) {
+  const std::vector<token_id> prompt = prompt_of(o);
+  const sharing who = sharing_of(o.pick >> 5, model_.bounds().unit());
+  const int32_t account = o.pick % 61 == 0 ? -1
+                                           : static_cast<int32_t>(o.pick >> 9) %
+                                                 (model_.bounds().accounts() + (o.pick % 67 == 0));
+  const int32_t recompute = o.pick % 71 == 0 ? 0 : 1 + static_cast<int32_t>(o.pick % 13 == 0) * 5;
+  const int32_t s = vacant_handle();
+  result<handle> h = cache_.open(prompt, scope_of(who), {account, recompute});
+  const answer got{h.error().code, h ? h->reused() : 0};
+  const answer want = model_.open(s, prompt, who, account, recompute);
+  if (got.code != want.code || got.value != want.value) {
+    why_ = std::string("open answers ") + to_text(got.code) + " " + std::to_string(got.value) + ", not " +
+           to_text(want.code) + " " + std::to_string(want.value);
+  }
+  if (h) {
+    at(s) = *std::move(h);
+    plan_[static_cast<size_t>(s)] = prompt;
+  }
+  return got;
+}
+
+template <class Traits>
+answer machine<Traits>::reset(const operation& o) {
+  if (o.n % 2 == 0) close_all();
+  image_.save();
+  const auto before = counters();
+  host_memory::start_recording();
+  const answer got = from(cache_.reset(make_(model_.bounds().by_frequency)));
+  auto arrays = host_memory::stop_recording();
+  if (got.code != errc::ok) return got;
+  for (size_t i = 0; i < past_.size(); ++i) past_[i] += before[i];
+  if (model_.live() != 0) why_ = "reset succeeds beside live sequences";
+  model_ = oracle(model_.bounds());
+  watch(std::move(arrays));
+  return got;
+}
+
+template <class Traits>
+answer machine<Traits>::call(const operation& o) {
+  handle& h = at(o.s);
+  switch (o.what) {
+    case verb::extend:
+      return from(h.extend(o.pick % 97 == 0 ? -1 : o.n));
+    case verb::draft:
+      return from(h.extend(o.n, true));
+    case verb::accept:
+      return from(h.accept(draft_target(o)));
+    case verb::settle:
+      return from(h.settle());
+    case verb::truncate:
+      return from(h.truncate(o.pick % 31 == 0 ? -1 : o.n));
+    case verb::commit:
+      return from(h.commit(scratch_));
+    case verb::fork: {
+      const int32_t to = vacant_handle();
+      auto f = h.fork();
+      if (f) {
+        at(to) = *std::move(f);
+        plan_[static_cast<size_t>(to)] = plan_[static_cast<size_t>(o.s)];
+      }
+      return from(f.error());
+    }
+    case verb::assign:
+      return from(h.assign(at(o.other)));
+    case verb::close:
+      return from(h.close());
+    default:
+      return {};
+  }
+}
+
+template <class Traits>
+answer machine<Traits>::call_model(const operation& o) {
+  switch (o.what) {
+    case verb::extend:
+      return model_.extend(o.s, o.pick % 97 == 0 ? -1 : o.n, continuation(o), false);
+    case verb::draft:
+      return model_.extend(o.s, o.n, continuation(o), true);
+    case verb::accept:
+      return model_.accept(o.s, draft_target(o));
+    case verb::settle:
+      return model_.settle(o.s);
+    case verb::truncate:
+      return model_.truncate(o.s, o.pick % 31 == 0 ? -1 : o.n);
+    case verb::commit:
+      return model_.commit(o.s, scratch_);
+    case verb::fork: {
+      int32_t to = 0;
+      while (to < model_.bounds().sequences && model_.at(to).live) ++to;
+      return model_.fork(o.s, to);
+    }
+    case verb::assign:
+      return model_.assign(o.s, o.other);
+    case verb::close:
+      return model_.close(o.s);
+    default:
+      return {};
+  }
+}
+
+template <class Traits>
+bool machine<Traits>::unchanged(bool not_even_refusals) {
+  auto& c = core();
+  std::vector<std::span<const std::byte>> may;
+  if (!not_even_refusals) may.push_back(std::as_bytes(std::span(&c.counters.refusals, 1)));
+  // What a vacant scope entry holds has no meaning; compare() looks at the references.
+  may.push_back(scope_bytes::keys(c.scopes));
+  may.push_back(scope_bytes::hashes(c.scopes));
+  may.push_back(std::as_bytes(std::span(&c.scopes, 1)));
+  if constexpr (requires(typename Traits::allocator_type a) { a.refused(); }) {
+    for (int32_t g = 0; g < cache_.shape().groups; ++g) {  // the adaptor counts behind the pool that it wraps
+      may.push_back(std::as_bytes(std::span(&cache_.pool(g), 1)).subspan(sizeof(block_pool)));
+    }
+  }
+  return image_.same(may);
+}
+
+template <class Traits>
+std::string machine<Traits>::apply(const operation& o) {
+  if (needs_written(o)) {
+    if (std::string wrong = step(); !wrong.empty()) return wrong;
+  }
+  if (o.what == verb::step) return step();
+  why_.clear();
+  const uint64_t violations = contract_violations();
+  image_.save();
+  answer got;
+  if (o.what == verb::open) {
+    got = call_open(o);
+  } else if (o.what == verb::reset) {
+    got = reset(o);
+  } else if (o.what == verb::peek) {
+    const std::vector<token_id> prompt = prompt_of(o);
+    const sharing who = sharing_of(o.pick >> 5, model_.bounds().unit());
+    std::array<node_id, 64> room;
+    const int32_t found = cache_.peek(prompt, scope_of(who), room);
+    const auto usable = prompt.size() - std::min<size_t>(prompt.size(), 1);
+    if (found != model_.match(std::span(prompt).first(usable), who)) why_ = "peek finds another length";
+    if (!unchanged(true)) why_ = "peek changes something";
+  } else if (!at(o.s).live() || (o.what == verb::assign && !at(o.other).live())) {
+    got = call(o);
+    if (got.code != errc::stale_handle) why_ = "a closed handle does not answer stale_handle";
+  } else {
+    scratch_ = model_.at(o.s).text;
+    if (o.what == verb::commit && o.pick % 8 == 0)
+      scratch_.resize(std::min(scratch_.size(), static_cast<size_t>(o.n)));
+    if (o.what == verb::commit && o.pick % 64 == 1) {  // another text from the committed part on
+      for (token_id& t : scratch_) t += 500;
+    }
+    if (o.what == verb::commit && o.pick % 64 == 1 && model_.at(o.s).path.empty()) scratch_.clear();
+    got = call(o);
+    if (injected()) {
+      model_.refused();
+      if (got.code != errc::out_of_blocks) why_ = "a refused admission is not reported as out_of_blocks";
+    } else {
+      const answer want = call_model(o);
+      if (got.code != want.code || got.value != want.value) {
+        why_ = std::string("answers ") + to_text(got.code) + " " + std::to_string(got.value) + ", not " +
+               to_text(want.code) + " " + std::to_string(want.value);
+      }
+    }
+    if (o.what == verb::commit && got.code == errc::ok)
+      texts_[o.pick / 64 % texts_.size()] = model_.at(o.s).text;
+  }
+  if (why_.empty() && got.code != errc::ok && !unchanged(false)) why_ = "a refused call changed something";
+  if (why_.empty() && contract_violations() != violations) why_ = "a contract is violated inside the cache";
+  return why_.empty() ? compare() : why_;
+}
+
+// --- data plane ---
+
+template <class Traits>
+std::string machine<Traits>::write(int32_t s) {
+  auto& q = model_.at(s);
+  for (; q.written < q.held(); ++q.written) {
+    const int32_t t = q.written;
+    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+      const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
+      if (x.lossy && t < at(s).sealed(g)) return "a token is packed before it is written";
+      const auto table = x.lossy ? at(s).open_table(g) : at(s).table(g);
+      const auto column = static_cast<size_t>(t / x.block_size);
+      if (column >= table.size()) return "a slot that was handed out is not in the table";
+      const auto& c = core();
+      const bool own =
+          x.lossy ? c.pool.open(g).shares(table[column]) == 1 && !c.pool.open(g).indexed(table[column])
+                  : c.pool.pool(g).shares(table[column]) == 1 && !c.pool.pool(g).indexed(table[column]);
+      if (!own) return "a sequence is to write into a block that others read";
+      uint64_t* slot = plane_.slot(g, x.lossy, table[column], t % x.block_size);
+      if (slot == nullptr) return "a slot does not exist";
+      *slot = q.content[static_cast<size_t>(t)];
+    }
+  }
+  return {};
+}
+
+template <class Traits>
+std::string machine<Traits>::reads(int32_t s) {
+  const auto& q = model_.at(s);
+  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+    const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
+    const auto table = at(s).table(g);
+    const auto open = at(s).open_table(g);
+    for (int32_t t = 0; t < q.held(); ++t) {
+      const bool exact = x.lossy && t >= at(s).sealed(g);
+      const block_id b = (exact ? open : table)[static_cast<size_t>(t / x.block_size)];
+      const uint64_t* slot = plane_.slot(g, exact, b, t % x.block_size);
+      if (slot == nullptr || *slot != q.content[static_cast<size_t>(t)]) {
+        return "sequence " + std::to_string(s) + " reads another text at token " + std::to_string(t) +
+               " of group " + std::to_string(g);
+      }
+    }
+  }
+  return {};
+}
+
+template <class Traits>
+std::string machine<Traits>::nodes_hold_their_text() {
+  for (const auto& n : model_.nodes()) {
+    if (!n.alive) continue;
+    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+      const int32_t block_size = model_.bounds().groups[static_cast<size_t>(g)].block_size;
+      const auto b = core().tree.blocks_of(node_id{n.id}, g);
+      for (int32_t t = 0; t < model_.bounds().unit(); ++t) {
+        const uint64_t* slot = plane_.slot(g, false, b[static_cast<size_t>(t / block_size)], t % block_size);
+        if (slot == nullptr || *slot != n.content[static_cast<size_t>(t)])
+          return "a cached unit holds another text";
+      }
+    }
+  }
+  return {};
+}
+
+template <class Traits>
+std::string machine<Traits>::step() {
+  if (std::string wrong = plane_.run(cache_.commands()); !wrong.empty()) return wrong;
+  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
+    if (!model_.at(s).live) continue;
+    if (std::string wrong = write(s); !wrong.empty()) return wrong;
+  }
+  cache_.end_step();
+  model_.end_step();
+  const stats now = cache_.count();
+  const stats seen = cache_.board().read();
+  if (std::memcmp(&now, &seen, sizeof now) != 0) return "the board shows other counters";
+  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
+    if (!model_.at(s).live) continue;
+    if (std::string wrong = reads(s); !wrong.empty()) return wrong;
+  }
+  if (std::string wrong = nodes_hold_their_text(); !wrong.empty()) return wrong;
+  return compare();
+}
+
+// --- comparison ---
+
+template <class Traits>
+bool machine<Traits>::same_block(int32_t g, bool open, int32_t name, block_id b) {
+  if (name == oracle::absent || b == no_block) return name == oracle::absent && b == no_block;
+  auto& names = name_of_[2 * g + open];
+  auto& ids = id_of_[2 * g + open];
+  if (index(b) >= names.size()) return false;
+  int32_t& known_name = names[index(b)];
+  int32_t& known_id = ids[static_cast<size_t>(name)];
+  if (known_name == oracle::absent && known_id == oracle::absent) {
+    known_name = name;
+    known_id = raw(b);
+    return true;
+  }
+  return known_name == name && known_id == raw(b);
+}
+
+template <class Traits>
+std::string machine<Traits>::compare_sequence(int32_t s) {
+  const auto& q = model_.at(s);
+  const handle& h = at(s);
+  if (q.live != h.live()) return "live";
+  if (!q.live) return {};
+  const auto committed = static_cast<int32_t>(q.path.size()) * model_.bounds().unit();
+  if (h.held() != q.held() || h.accepted() != q.accepted || h.committed() != committed ||
+      h.reused() != q.reused) {
+    return "lengths of sequence " + std::to_string(s);
+  }
+  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+    const auto k = static_cast<size_t>(g);
+    if (model_.bounds().groups[k].lossy && h.sealed(g) != q.sealed[k]) return "sealed length";
+    const auto table = h.table(g);
+    const auto open = h.open_table(g);
+    if (table.size() != q.table[k].size() || open.size() != q.open[k].size()) return "table length";
+    for (size_t i = 0; i < table.size(); ++i) {
+      if (!same_block(g, false, q.table[k][i], table[i])) return "table of sequence " + std::to_string(s);
+    }
+    for (size_t i = 0; i < open.size(); ++i) {
+      if (!same_block(g, true, q.open[k][i], open[i])) return "open table of sequence " + std::to_string(s);
+    }
+  }
+  const auto path = core().seqs.path(h.place());
+  if (path.size() != q.path.size()) return "path length";
+  for (size_t i = 0; i < path.size(); ++i) {
+    int32_t& id = model_.nodes()[static_cast<size_t>(q.path[i])].id;
+    if (id == oracle::absent) id = raw(path[i]);
+    if (id != raw(path[i])) return "path of sequence " + std::to_string(s);
+  }
+  return {};
+}
+
+template <class Traits>
+std::string machine<Traits>::compare_nodes() {
+  const auto& tree = core().tree;
+  int32_t count = 0;
+  for (int32_t i = 0; i < static_cast<int32_t>(model_.nodes().size()); ++i) {
+    const auto& n = model_.nodes()[static_cast<size_t>(i)];
+    if (!n.alive) continue;
+    ++count;
+    if (n.id == oracle::absent) return "a unit was never in a path";
+    const node_id r{n.id};
+    const auto tokens = tree.tree().tokens(r);
+    if (!std::equal(tokens.begin(), tokens.end(), n.tokens.begin(), n.tokens.end()))
+      return "tokens of a unit";
+    const node_id parent =
+        n.parent == oracle::absent ? no_node : node_id{model_.nodes()[static_cast<size_t>(n.parent)].id};
+    if (tree.tree().parent(r) != parent) return "parent of a unit";
+    if (tree.lane(r) != n.lane || tree.pins(r) != model_.pins(i)) return "lane or pins of a unit";
+    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+      const auto blocks = tree.blocks_of(r, g);
+      for (size_t k = 0; k < blocks.size(); ++k) {
+        if (!same_block(g, false, n.blocks[static_cast<size_t>(g)][k], blocks[k])) return "blocks of a unit";
+      }
+    }
+  }
+  return count == tree.tree().size() ? "" : "number of units";
+}
+
+template <class Traits>
+std::string machine<Traits>::compare_events() {
+  const auto is = cache_.events();
+  const auto& want = model_.events();
+  if (is.size() != want.size()) return "number of events";
+  for (size_t i = 0; i < is.size(); ++i) {
+    if ((is[i].kind == KVC_EVENT_STORED) != want[i].stored) return "kind of an event";
+    if (!want[i].stored && is[i].node != want[i].node) return "node of an event";
+  }
+  return {};
+}
+
+template <class Traits>
+std::string machine<Traits>::compare() {
+  if (const char* broken = cache_.check_invariants(); broken != nullptr)
+    return std::string("invariant: ") + broken;
+  if (model_.broken() != nullptr) return model_.broken();
+  const stats is = cache_.count();
+  const stats want = model_.count();
+  if (is.blocks_used + is.blocks_cached + is.blocks_free != is.blocks_total)
+    return "the blocks do not add up";
+  if (std::memcmp(&is, &want, sizeof is) != 0) {
+    uint64_t a[sizeof(stats) / 8], b[sizeof(stats) / 8];
+    std::memcpy(a, &is, sizeof is);
+    std::memcpy(b, &want, sizeof want);
+    for (size_t i = 0; i < std::size(a); ++i) {
+      if (a[i] != b[i])
+        return "counter " + std::to_string(i) + " is " + std::to_string(a[i]) + ", not " +
+               std::to_string(b[i]);
+    }
+  }
+  for (int32_t a = 0; a < model_.bounds().accounts(); ++a) {
+    if (cache_.charged(a) != model_.charged(a)) return "charge of account " + std::to_string(a);
+  }
+  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+    const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
+    for (int32_t space = 2 * g; space < 2 * g + 2; ++space) {
+      const auto n = static_cast<size_t>(space % 2 == 0 ? x.total : x.open);
+      name_of_[space].assign(n, oracle::absent);
+      id_of_[space].assign(n, oracle::absent);
+    }
+  }
+  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
+    if (std::string wrong = compare_sequence(s); !wrong.empty()) return wrong;
+  }
+  if (std::string wrong = compare_nodes(); !wrong.empty()) return wrong;
+  return compare_events();
+}
+
+template <class Traits>
+uint64_t machine<Traits>::observe() {
+  digest d;
+  const stats now = cache_.count();
+  uint64_t words[sizeof(stats) / 8];
+  std::memcpy(words, &now, sizeof now);
+  for (const uint64_t w : words) d.add(w);
+  for (const handle& h : handle_) {
+    d.add(h.live());
+    if (!h.live()) continue;
+    for (const int32_t x : {h.place(), h.held(), h.accepted(), h.committed(), h.reused()})
+      d.add(static_cast<uint64_t>(x));
+    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+      d.add(static_cast<uint64_t>(h.sealed(g)));
+      for (const block_id b : h.table(g)) d.add(static_cast<uint64_t>(raw(b)));
+      for (const block_id b : h.open_table(g)) d.add(static_cast<uint64_t>(raw(b)));
+    }
+  }
+  for (const kvc_command& c : cache_.commands().view()) {
+    for (const int32_t x :
+         {int32_t{c.op}, int32_t{c.group}, int32_t{c.stage}, c.tokens, c.src, c.dst, c.arg}) {
+      d.add(static_cast<uint64_t>(x));
+    }
+  }
+  const auto& c = core();
+  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
+    if constexpr (requires(const typename Traits::allocator_type& a) { a.free_list(); }) {
+      for (const block_id b : c.pool.pool(g).free_list()) d.add(static_cast<uint64_t>(raw(b)));
+    }
+    for (const block_id b : c.pool.open(g).free_list()) d.add(static_cast<uint64_t>(raw(b)));
+  }
+  detail::walk(c, [&](node_id r) {
+    d.add(static_cast<uint64_t>(raw(r)));
+    d.add(static_cast<uint64_t>(c.tree.pins(r)));
+    for (const token_id t : c.tree.tree().tokens(r)) d.add(static_cast<uint64_t>(t));
+  });
+  for (int32_t a = 0; a < c.pool.accounts(); ++a) d.add(static_cast<uint64_t>(c.pool.charged(a)));
+  return d.value;
+}
+
+template <class Traits>
+typename machine<Traits>::checkpoint machine<Traits>::save() const {
+  checkpoint c{{}, {}, model_, plane_, plan_};
+  image_.save(c.memory);
+  // A handle is a pointer and two numbers; copying its bytes lets a search go back to where it was.
+  c.handles.resize(handle_.size() * sizeof(handle));
+  std::memcpy(c.handles.data(), static_cast<const void*>(handle_.data()), c.handles.size());
+  return c;
+}
+
+template <class Traits>
+void machine<Traits>::restore(const checkpoint& c) {
+  image_.restore(c.memory);
+  std::memcpy(static_cast<void*>(handle_.data()), c.handles.data(), c.handles.size());
+  model_ = c.model;
+  plane_ = c.plane;
+  plan_ = c.plan;
+}
+
+}  // namespace kvcache::test

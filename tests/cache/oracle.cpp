@@ -1,0 +1,660 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "oracle.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace kvcache::test {
+
+int32_t rules::unit() const noexcept {
+  int32_t u = 1;
+  for (const group_rule& g : groups) u = std::max(u, g.block_size);
+  return u;
+}
+
+uint64_t content_after(uint64_t before, token_id token, int64_t label) noexcept {
+  return mix64(before * 0x9e3779b97f4a7c15ull + (uint64_t{static_cast<uint32_t>(token)} << 8) +
+               static_cast<uint64_t>(label) * 0xff51afd7ed558ccdull + 1);
+}
+
+oracle::oracle(rules r) : rules_(std::move(r)) {
+  seq_.resize(static_cast<size_t>(rules_.sequences));
+  for (const group_rule& g : rules_.groups) block_.emplace_back(static_cast<size_t>(g.total));
+}
+
+// --- counting: always by looking at everything ---
+
+void oracle::recount() const {
+  if (counted_) return;
+  counted_ = true;
+  for (auto& of_group : block_) {
+    for (block& b : of_group) b.tables = b.nodes = 0;
+  }
+  for (const sequence& q : seq_) {
+    if (!q.live) continue;
+    for (int32_t g = 0; g < groups(); ++g) {
+      for (const int32_t b : q.table[static_cast<size_t>(g)]) ++of(g, b).tables;
+    }
+  }
+  for (const node& n : node_) {
+    if (!n.alive) continue;
+    for (int32_t g = 0; g < groups(); ++g) {
+      for (const int32_t b : n.blocks[static_cast<size_t>(g)]) ++of(g, b).nodes;
+    }
+  }
+}
+
+int32_t oracle::free(int32_t g) const {
+  recount();
+  int32_t n = 0;
+  for (const block& b : block_[static_cast<size_t>(g)]) n += b.tables == 0 && b.nodes == 0;
+  return n;
+}
+
+int32_t oracle::cached(int32_t g) const {
+  recount();
+  int32_t n = 0;
+  for (const block& b : block_[static_cast<size_t>(g)]) n += b.tables == 0 && b.nodes > 0;
+  return n;
+}
+
+int32_t oracle::charged(int32_t account) const {
+  recount();
+  int32_t n = 0;
+  for (const auto& of_group : block_) {
+    for (const block& b : of_group) n += b.owner == account && (b.tables > 0 || b.nodes > 0);
+  }
+  return n;
+}
+
+int32_t oracle::cached_of(int32_t account) const {
+  recount();
+  int32_t n = 0;
+  for (const auto& of_group : block_) {
+    for (const block& b : of_group) n += b.owner == account && b.tables == 0 && b.nodes > 0;
+  }
+  return n;
+}
+
+int32_t oracle::open_shares(int32_t g, int32_t name) const {
+  int32_t n = 0;
+  for (const sequence& q : seq_) {
+    if (!q.live) continue;
+    const auto& o = q.open[static_cast<size_t>(g)];
+    n += static_cast<int32_t>(std::count(o.begin(), o.end(), name));
+  }
+  return n;
+}
+
+int32_t oracle::open_free(int32_t g) const {
+  int32_t n = 0;
+  for (int32_t b = 0; b < group(g).open; ++b) n += open_shares(g, b) == 0;
+  return n;
+}
+
+int32_t oracle::immutable(int32_t g, int32_t name) const {
+  recount();
+  return of(g, name).tables > 1 || of(g, name).nodes > 0;
+}
+
+int32_t oracle::live() const {
+  return static_cast<int32_t>(
+      std::count_if(seq_.begin(), seq_.end(), [](const sequence& q) { return q.live; }));
+}
+
+int32_t oracle::vacant() const {
+  return rules_.sequences - live();
+}
+
+int32_t oracle::pins(int32_t node) const {
+  int32_t n = 0;
+  for (const sequence& q : seq_) {
+    if (q.live) n += static_cast<int32_t>(std::count(q.path.begin(), q.path.end(), node));
+  }
+  return n;
+}
+
+stats oracle::count() const {
+  stats s = counters_;
+  s.sequences_live = static_cast<uint64_t>(live());
+  for (const node& n : node_) s.nodes += n.alive;
+  for (int32_t g = 0; g < groups(); ++g) {
+    const auto total = static_cast<uint64_t>(group(g).total);
+    s.blocks_total += total;
+    s.blocks_free += static_cast<uint64_t>(free(g));
+    s.blocks_cached += static_cast<uint64_t>(cached(g));
+    for (const block& b : block_[static_cast<size_t>(g)]) s.blocks_used += b.tables > 0;
+  }
+  return s;
+}
+
+// --- prefixes ---
+
+sharing oracle::in_units(const sharing& who) const {
+  sharing out;
+  for (const part& p : who) {
+    const int32_t unit = p.first / rules_.unit();
+    const bool same = !out.empty() && out.back().first == unit;
+    out.push_back({(same ? out.back().label << 14 : 0) + p.first * 16 + p.label + 1, unit});
+  }
+  return out;
+}
+
+int64_t oracle::label_of(const sharing& units, int32_t unit) {
+  int64_t label = 0;
+  for (const part& p : units) {
+    if (p.first <= unit) label = p.label;
+  }
+  return label;
+}
+
+int32_t oracle::child(int32_t parent, int64_t label, std::span<const token_id> tokens) const {
+  for (size_t i = 0; i < node_.size(); ++i) {
+    const node& n = node_[i];
+    if (n.alive && n.parent == parent && n.label == label &&
+        std::equal(n.tokens.begin(), n.tokens.end(), tokens.begin(), tokens.end())) {
+      return static_cast<int32_t>(i);
+    }
+  }
+  return absent;
+}
+
+int32_t oracle::match(std::span<const token_id> tokens, const sharing& who,
+                      std::vector<int32_t>* path) const {
+  const auto unit = static_cast<size_t>(rules_.unit());
+  const sharing units = in_units(who);
+  int32_t n = 0;
+  int32_t parent = absent;
+  for (; (static_cast<size_t>(n) + 1) * unit <= tokens.size(); ++n) {
+    parent = child(parent, label_of(units, n), tokens.subspan(static_cast<size_t>(n) * unit, unit));
+    if (parent == absent) break;
+    if (path != nullptr) path->push_back(parent);
+  }
+  return n * rules_.unit();
+}
+
+bool oracle::has_children(int32_t node) const {
+  return newest_child(node) != absent;
+}
+
+int32_t oracle::newest_child(int32_t parent) const {
+  int32_t best = absent;
+  for (size_t i = 0; i < node_.size(); ++i) {
+    if (!node_[i].alive || node_[i].parent != parent) continue;
+    if (best == absent || node_[i].born > node_[static_cast<size_t>(best)].born)
+      best = static_cast<int32_t>(i);
+  }
+  return best;
+}
+
+void oracle::pin(sequence& q, int32_t x) {
+  node& n = node_[static_cast<size_t>(x)];
+  n.last = clock_;
+  ++n.uses;
+  q.path.push_back(x);
+}
+
+void oracle::unpin_from(sequence& q, size_t first) {
+  while (q.path.size() > first) {
+    const int32_t x = q.path.back();
+    q.path.pop_back();
+    if (pins(x) != 0) continue;
+    node_[static_cast<size_t>(x)].last = clock_;
+    node_[static_cast<size_t>(x)].released = ++order_;
+  }
+}
+
+int32_t oracle::best_of_lane(int32_t lane) const {
+  int32_t best = absent;
+  const auto rank = [&](int32_t x) {
+    const node& n = node_[static_cast<size_t>(x)];
+    return rules_.by_frequency ? std::tuple<uint64_t, uint64_t, int32_t>{n.uses, n.last, n.id}
+                               : std::tuple<uint64_t, uint64_t, int32_t>{n.released, 0, 0};
+  };
+  for (int32_t i = 0; i < static_cast<int32_t>(node_.size()); ++i) {
+    const node& n = node_[static_cast<size_t>(i)];
+    if (!n.alive || n.lane != lane || pins(i) != 0) continue;
+    if (rules_.by_frequency && has_children(i)) continue;
+    if (best == absent || rank(i) < rank(best)) best = i;
+  }
+  return best;
+}
+
+bool oracle::evict_one(int32_t lane) {
+  int32_t x = best_of_lane(lane);
+  if (x != absent && rules_.accounts() == 1 && has_children(x))
+    broken_ = "the eviction order puts a parent before its child";
+  if (x == absent) {
+    int32_t most = -1;
+    for (int32_t a = 0; a < rules_.accounts(); ++a) {
+      const int32_t v = best_of_lane(a);
+      if (v == absent || cached_of(a) <= most) continue;
+      most = cached_of(a);
+      x = v;
+    }
+  }
+  if (x == absent) return false;
+  while (has_children(x)) x = newest_child(x);
+  if (pins(x) != 0) broken_ = "a pinned node is evicted";
+  node_[static_cast<size_t>(x)].alive = false;
+  report({false, node_[static_cast<size_t>(x)].id});
+  counted_ = false;
+  ++counters_.nodes_evicted;
+  return true;
+}
+
+// --- lengths ---
+
+bool oracle::scopes_fit(const sharing& who) const {
+  std::set<int64_t> labels;
+  for (const sequence& q : seq_) {
+    if (!q.live) continue;
+    for (const part& p : q.who) labels.insert(p.label);
+  }
+  for (const node& n : node_) {
+    if (n.alive) labels.insert(n.label);
+  }
+  for (const part& p : in_units(who)) labels.insert(p.label);
+  return static_cast<int32_t>(labels.size()) <= rules_.scopes;
+}
+
+answer oracle::open(int32_t s, std::span<const token_id> prompt, const sharing& who, int32_t account,
+                    int32_t recompute) {
+  if (account < 0 || account >= rules_.accounts() || recompute < 1) return {errc::bad_argument, 0};
+  if (prompt.size() > static_cast<size_t>(rules_.max_tokens)) return {errc::too_long, 0};
+  if (!scopes_fit(who)) return {errc::out_of_scopes, 0};
+  if (vacant() == 0) return {errc::out_of_sequences, 0};
+  ++clock_;
+  const size_t usable = prompt.size() - std::min(prompt.size(), static_cast<size_t>(recompute));
+  std::vector<int32_t> path;
+  const int32_t reused = match(prompt.first(usable), who, &path);
+  sequence q;
+  q.live = true;
+  q.account = account;
+  q.who = in_units(who);
+  q.accepted = q.reused = q.written = reused;
+  q.table.resize(static_cast<size_t>(groups()));
+  q.open.resize(static_cast<size_t>(groups()));
+  q.sealed.assign(static_cast<size_t>(groups()), reused);
+  for (const int32_t x : path) {
+    pin(q, x);
+    const node& n = node_[static_cast<size_t>(x)];
+    q.text.insert(q.text.end(), n.tokens.begin(), n.tokens.end());
+    q.content.insert(q.content.end(), n.content.begin(), n.content.end());
+    for (size_t g = 0; g < q.table.size(); ++g) {
+      q.table[g].insert(q.table[g].end(), n.blocks[g].begin(), n.blocks[g].end());
+      if (rules_.groups[g].lossy) q.open[g].resize(q.table[g].size(), absent);
+    }
+  }
+  at(s) = std::move(q);
+  counted_ = false;
+  ++counters_.sequences_opened;
+  counters_.tokens_asked += prompt.size();
+  counters_.tokens_reused += static_cast<uint64_t>(reused);
+  return {errc::ok, reused};
+}
+
+int32_t oracle::take(int32_t g, int32_t account) {
+  recount();
+  auto& all = block_[static_cast<size_t>(g)];
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].tables != 0 || all[i].nodes != 0) continue;
+    all[i] = {account, false, 1, 0};
+    return static_cast<int32_t>(i);
+  }
+  broken_ = "the model has no free block left";
+  return 0;
+}
+
+int32_t oracle::take_open(int32_t g) {
+  for (int32_t b = 0; b < group(g).open; ++b) {
+    if (open_shares(g, b) == 0) return b;
+  }
+  broken_ = "the model has no open block left";
+  return 0;
+}
+
+errc oracle::feasible(const sequence& q, int32_t n, std::vector<demand>& d, int32_t& sum) const {
+  int32_t copies = 0;
+  bool room = true;
+  for (int32_t g = 0; g < groups(); ++g) {
+    const group_rule& x = group(g);
+    const auto k = static_cast<size_t>(g);
+    demand& need = d[k];
+    need.blocks = (q.held() + n + x.block_size - 1) / x.block_size - static_cast<int32_t>(q.table[k].size());
+    if (q.held() % x.block_size != 0) {
+      need.copy = immutable(g, q.table[k].back());
+      if (x.lossy) need.open_copy = open_shares(g, q.open[k].back()) > 1;
+    }
+    sum += need.blocks + need.copy;
+    copies += x.lossy ? need.open_copy : need.copy;
+    room = room && need.blocks + need.copy <= free(g) + cached(g);
+    if (x.lossy) room = room && need.blocks + need.open_copy <= open_free(g);
+  }
+  if (queued_ + copies > rules_.commands) return errc::busy;
+  const int32_t limit = rules_.limits[static_cast<size_t>(q.account)];
+  if (sum > 0 && int64_t{charged(q.account)} - cached_of(q.account) + sum > limit) return errc::over_quota;
+  return room ? errc::ok : errc::out_of_blocks;
+}
+
+void oracle::grow(sequence& q, int32_t g, const demand& d) {
+  const auto k = static_cast<size_t>(g);
+  while (free(g) < d.blocks + d.copy && evict_one(q.account)) {
+  }
+  if (d.copy != 0) {
+    q.table[k].back() = take(g, q.account);
+    counted_ = false;
+    counters_.blocks_copied += !group(g).lossy;
+    queued_ += !group(g).lossy;
+  }
+  if (d.open_copy != 0) {
+    q.open[k].back() = take_open(g);
+    ++counters_.blocks_copied;
+    ++queued_;
+  }
+  // What is written to again is no longer what was packed.
+  if (q.held() % group(g).block_size != 0) of(g, q.table[k].back()).packed = false;
+  for (int32_t i = 0; i < d.blocks; ++i) {
+    q.table[k].push_back(take(g, q.account));
+    if (group(g).lossy) q.open[k].push_back(take_open(g));
+  }
+  counted_ = false;
+}
+
+answer oracle::extend(int32_t s, int32_t n, std::span<const token_id> tokens, bool draft) {
+  sequence& q = at(s);
+  if (n < 0) return {errc::bad_argument, 0};
+  if (!draft && q.accepted != q.held()) return {errc::busy, 0};
+  for (int32_t g = 0; draft && g < groups(); ++g) {
+    if (!group(g).lossy) continue;
+    const int32_t edge = q.sealed[static_cast<size_t>(g)] + group(g).block_size + group(g).residual;
+    n = std::max(0, std::min(n, edge - 1 - q.held()));
+  }
+  if (q.held() + n > rules_.max_tokens) return refuse(errc::too_long);
+  if (n == 0) return {};
+  std::vector<demand> d(rules_.groups.size());
+  int32_t sum = 0;
+  if (const errc e = feasible(q, n, d, sum); e != errc::ok) return refuse(e);
+  while (int64_t{charged(q.account)} + sum > rules_.limits[static_cast<size_t>(q.account)] &&
+         evict_one(q.account)) {
+  }
+  for (int32_t g = 0; g < groups(); ++g) grow(q, g, d[static_cast<size_t>(g)]);
+  for (int32_t i = 0; i < n; ++i) {
+    const uint64_t before = q.content.empty() ? 0 : q.content.back();
+    q.content.push_back(
+        content_after(before, tokens[static_cast<size_t>(i)], label_of(q.who, q.held() / rules_.unit())));
+    q.text.push_back(tokens[static_cast<size_t>(i)]);
+  }
+  if (!draft) q.accepted = q.held();
+  counters_.tokens_extended += static_cast<uint64_t>(n);
+  return {errc::ok, n};
+}
+
+int32_t oracle::seals_due(const sequence& q, int32_t g) const {
+  if (!group(g).lossy) return 0;
+  return std::max(0,
+                  (q.accepted - group(g).residual - q.sealed[static_cast<size_t>(g)]) / group(g).block_size);
+}
+
+int32_t oracle::all_seals_due(const sequence& q) const {
+  int32_t n = 0;
+  for (int32_t g = 0; g < groups(); ++g) n += seals_due(q, g);
+  return n;
+}
+
+void oracle::seal(sequence& q) {
+  for (int32_t g = 0; g < groups(); ++g) {
+    const auto k = static_cast<size_t>(g);
+    for (int32_t due = seals_due(q, g); due > 0; --due) {
+      const auto column = static_cast<size_t>(q.sealed[k] / group(g).block_size);
+      block& b = of(g, q.table[k][column]);
+      queued_ += !b.packed;
+      b.packed = true;
+      q.open[k][column] = absent;
+      q.sealed[k] += group(g).block_size;
+    }
+  }
+}
+
+void oracle::shrink(sequence& q, int32_t n) {
+  q.text.resize(static_cast<size_t>(n));
+  q.content.resize(static_cast<size_t>(n));
+  q.written = std::min(q.written, n);
+  for (size_t g = 0; g < q.table.size(); ++g) {
+    const int32_t block_size = rules_.groups[g].block_size;
+    q.table[g].resize(static_cast<size_t>((n + block_size - 1) / block_size));
+    if (rules_.groups[g].lossy) q.open[g].resize(q.table[g].size());
+  }
+  counted_ = false;
+}
+
+answer oracle::accept(int32_t s, int32_t n) {
+  sequence& q = at(s);
+  if (n < 0 || n > q.held() - q.accepted) return {errc::bad_argument, 0};
+  q.accepted += n;
+  if (queued_ + all_seals_due(q) > rules_.commands) {
+    q.accepted -= n;
+    return {errc::busy, 0};
+  }
+  shrink(q, q.accepted);
+  seal(q);
+  return {};
+}
+
+answer oracle::settle(int32_t s) {
+  sequence& q = at(s);
+  if (queued_ + all_seals_due(q) > rules_.commands) return {errc::busy, 0};
+  seal(q);
+  return {};
+}
+
+answer oracle::truncate(int32_t s, int32_t n) {
+  sequence& q = at(s);
+  if (n < 0 || n > q.held()) return {errc::bad_argument, 0};
+  n = std::min(n, q.accepted);
+  const auto possible = [&](int32_t m) {
+    for (size_t g = 0; g < q.sealed.size(); ++g) {
+      const group_rule& x = rules_.groups[g];
+      if (x.lossy && m < q.sealed[g] && m % x.block_size != 0) return false;
+    }
+    return true;
+  };
+  while (!possible(n)) --n;
+  shrink(q, n);
+  q.accepted = n;
+  for (int32_t& x : q.sealed) x = std::min(x, n);
+  unpin_from(q, static_cast<size_t>(n / rules_.unit()));
+  return {errc::ok, n};
+}
+
+// --- publishing ---
+
+int32_t oracle::store(const sequence& q, int32_t parent, int64_t label, std::span<const token_id> tokens) {
+  const int32_t used =
+      static_cast<int32_t>(std::count_if(node_.begin(), node_.end(), [](const node& n) { return n.alive; }));
+  if (used == rules_.nodes && !evict_one(q.account)) return absent;
+  size_t i = 0;
+  while (i < node_.size() && node_[i].alive) ++i;
+  if (i == node_.size()) node_.emplace_back();
+  node n;
+  n.alive = true;
+  n.parent = parent;
+  n.label = label;
+  n.lane = q.account;
+  n.tokens.assign(tokens.begin(), tokens.end());
+  n.born = ++order_;
+  const auto from = static_cast<std::ptrdiff_t>(q.path.size() * tokens.size());
+  n.content.assign(q.content.begin() + from, q.content.begin() + from + rules_.unit());
+  for (size_t g = 0; g < q.table.size(); ++g) {
+    const int32_t per = rules_.unit() / rules_.groups[g].block_size;
+    const auto first = q.table[g].begin() + static_cast<std::ptrdiff_t>(q.path.size()) * per;
+    n.blocks.emplace_back(first, first + per);
+  }
+  node_[i] = std::move(n);
+  counted_ = false;
+  ++counters_.nodes_stored;
+  report({true, static_cast<int32_t>(i)});
+  return static_cast<int32_t>(i);
+}
+
+answer oracle::commit(int32_t s, std::span<const token_id> text) {
+  sequence& q = at(s);
+  const auto unit = static_cast<size_t>(rules_.unit());
+  size_t limit = std::min(text.size(), static_cast<size_t>(q.accepted));
+  for (size_t g = 0; g < q.sealed.size(); ++g) {
+    if (rules_.groups[g].lossy) limit = std::min(limit, static_cast<size_t>(q.sealed[g]));
+  }
+  if (!q.path.empty() && text.size() >= q.path.size() * unit) {
+    const auto& last = node_[static_cast<size_t>(q.path.back())].tokens;
+    if (!std::equal(last.begin(), last.end(),
+                    text.begin() + static_cast<std::ptrdiff_t>((q.path.size() - 1) * unit))) {
+      return {errc::bad_argument, 0};
+    }
+  }
+  while ((q.path.size() + 1) * unit <= limit) {
+    const int32_t parent = q.path.empty() ? absent : q.path.back();
+    const int64_t label = label_of(q.who, static_cast<int32_t>(q.path.size()));
+    const auto tokens = text.subspan(q.path.size() * unit, unit);
+    int32_t x = child(parent, label, tokens);
+    if (x != absent) {
+      for (size_t g = 0; g < q.table.size(); ++g) {
+        const auto& theirs = node_[static_cast<size_t>(x)].blocks[g];
+        std::copy(theirs.begin(), theirs.end(),
+                  q.table[g].begin() + static_cast<std::ptrdiff_t>(q.path.size() * theirs.size()));
+      }
+      counted_ = false;
+    } else if ((x = store(q, parent, label, tokens)) == absent) {
+      break;
+    }
+    pin(q, x);
+  }
+  return {errc::ok, static_cast<int32_t>(q.path.size() * unit)};
+}
+
+// --- several sequences ---
+
+answer oracle::fork(int32_t s, int32_t to) {
+  if (at(s).accepted != at(s).held()) return {errc::busy, 0};
+  if (vacant() == 0) return {errc::out_of_sequences, 0};
+  sequence copy = at(s);
+  const std::vector<int32_t> path = std::move(copy.path);
+  copy.path.clear();
+  for (const int32_t x : path) pin(copy, x);
+  at(to) = std::move(copy);
+  counted_ = false;
+  ++counters_.sequences_opened;
+  return {};
+}
+
+answer oracle::assign(int32_t dst, int32_t src) {
+  if (dst == src) return {};
+  sequence& d = at(dst);
+  const sequence& s = at(src);
+  if (d.account != s.account) return {errc::bad_argument, 0};
+  const auto same_part = [](const part& a, const part& b) {
+    return a.label == b.label && a.first == b.first;
+  };
+  if (!std::equal(d.who.begin(), d.who.end(), s.who.begin(), s.who.end(), same_part))
+    return {errc::bad_argument, 0};
+  if (d.accepted != d.held() || s.accepted != s.held()) return {errc::busy, 0};
+  int32_t touched = 0;
+  const auto differing = [](const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+    int32_t n = 0;
+    for (size_t i = 0; i < std::max(a.size(), b.size()); ++i)
+      n += i >= a.size() || i >= b.size() || a[i] != b[i];
+    return n;
+  };
+  for (size_t g = 0; g < d.table.size(); ++g)
+    touched += differing(d.table[g], s.table[g]) + differing(d.open[g], s.open[g]);
+  size_t same = 0;
+  while (same < d.path.size() && same < s.path.size() && d.path[same] == s.path[same]) ++same;
+  sequence copy = s;
+  copy.path.resize(same);
+  for (size_t i = same; i < s.path.size(); ++i) pin(copy, s.path[i]);
+  unpin_from(d, same);
+  d = std::move(copy);
+  counted_ = false;
+  return {errc::ok, touched};
+}
+
+answer oracle::close(int32_t s) {
+  ++clock_;
+  unpin_from(at(s), 0);
+  at(s) = {};
+  counted_ = false;
+  return {};
+}
+
+void oracle::report(event e) {
+  if (rules_.events == 0) return;
+  if (static_cast<int32_t>(events_.size()) == rules_.events) {
+    ++counters_.events_lost;
+  } else {
+    events_.push_back(e);
+  }
+}
+
+void oracle::end_step() {
+  events_.clear();
+  queued_ = 0;
+  ++counters_.steps;
+}
+
+void oracle::key(std::vector<int32_t>& out) const {
+  // Names of blocks and nodes are replaced by the order in which they are met, times by their order.
+  out.clear();
+  std::vector<std::map<int32_t, int32_t>> seen(rules_.groups.size()), seen_open(rules_.groups.size());
+  const auto rename = [](std::map<int32_t, int32_t>& m, int32_t x) {
+    return x == absent ? absent : m.emplace(x, static_cast<int32_t>(m.size())).first->second;
+  };
+  std::vector<int32_t> order;
+  for (int32_t i = 0; i < static_cast<int32_t>(node_.size()); ++i) {
+    if (node_[static_cast<size_t>(i)].alive) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return node_[static_cast<size_t>(a)].born < node_[static_cast<size_t>(b)].born;
+  });
+  const auto place = [&](int32_t x) {
+    return x == absent ? absent
+                       : static_cast<int32_t>(std::find(order.begin(), order.end(), x) - order.begin());
+  };
+  const auto block_state = [&](size_t g, int32_t b) {
+    out.push_back(rename(seen[g], b));
+    out.push_back(of(static_cast<int32_t>(g), b).owner * 2 + of(static_cast<int32_t>(g), b).packed);
+  };
+  for (const sequence& q : seq_) {
+    out.push_back(q.live ? 1 + q.account : 0);
+    if (!q.live) continue;
+    for (const part& p : q.who) out.push_back(static_cast<int32_t>(p.label));
+    out.push_back(q.held() * 64 + q.accepted);
+    out.insert(out.end(), q.text.begin(), q.text.end());
+    for (size_t g = 0; g < q.table.size(); ++g) {
+      out.push_back(q.sealed[g]);
+      for (const int32_t b : q.table[g]) block_state(g, b);
+      for (const int32_t b : q.open[g]) out.push_back(rename(seen_open[g], b));
+    }
+    for (const int32_t x : q.path) out.push_back(place(x));
+  }
+  std::vector<uint64_t> times;
+  for (const int32_t x : order) {
+    times.push_back(rules_.by_frequency ? node_[static_cast<size_t>(x)].last
+                                        : node_[static_cast<size_t>(x)].released);
+  }
+  std::sort(times.begin(), times.end());
+  for (const int32_t x : order) {
+    const node& n = node_[static_cast<size_t>(x)];
+    out.push_back(place(n.parent));
+    out.push_back(static_cast<int32_t>(n.label) * 64 + n.lane);
+    out.insert(out.end(), n.tokens.begin(), n.tokens.end());
+    const uint64_t t = rules_.by_frequency ? n.last : n.released;
+    out.push_back(static_cast<int32_t>(std::lower_bound(times.begin(), times.end(), t) - times.begin()));
+    if (rules_.by_frequency) out.push_back(static_cast<int32_t>(n.uses) * 64 + n.id);
+    for (size_t g = 0; g < n.blocks.size(); ++g) {
+      for (const int32_t b : n.blocks[g]) block_state(g, b);
+    }
+  }
+}
+
+}  // namespace kvcache::test

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "script.hpp"
+
+#include <random>
+
+#include "machine.hpp"
+#include "traits.hpp"
+
+namespace kvcache::test {
+
+namespace {
+
+// Tiny pools, so that every few operations must evict, copy or be refused. `tight` makes them smaller still.
+std::vector<group_rule> groups_of(int32_t layout, int32_t tight) {
+  const auto less = [tight](int32_t n) { return n - n * (tight % 4) / 8; };
+  switch (layout) {
+    case 0:
+      return {{.block_size = 4, .total = less(24)}};
+    case 1:
+      return {{.block_size = 16, .total = less(24)}, {.block_size = 32, .total = less(14)}};
+    case 2:
+      return {{.block_size = 8, .total = less(40)}, {.block_size = 64, .total = less(7)}};
+    case 3:
+      return {{.block_size = 4, .total = less(24), .open = less(16), .lossy = true, .residual = 3}};
+    case 4:
+      return {{.block_size = 4, .total = less(24), .open = less(20), .lossy = true, .residual = 6},
+              {.block_size = 2, .total = less(48)}};
+    case 5:
+      return {{.block_size = 2, .total = less(40), .open = less(24), .lossy = true, .residual = 0},
+              {.block_size = 8, .total = less(14), .open = less(10), .lossy = true, .residual = 5}};
+    default:
+      return {{.block_size = 1, .total = less(40)},
+              {.block_size = 2, .total = less(24)},
+              {.block_size = 4, .total = less(12)}};
+  }
+}
+
+template <class Traits>
+outcome run(const rules& r, std::span<const uint8_t> ops) {
+  outcome out;
+  machine<Traits> m(r, &make_policy<Traits>, ops.size());
+  if (!m.created().empty()) {
+    out.failure = m.created();
+    return out;
+  }
+  for (; ops.size() >= operation::encoded_bytes; ops = ops.subspan(operation::encoded_bytes)) {
+    operation o = decode(ops, r.sequences, r.max_tokens);
+    if (o.pick % 32 != 0) o.s = m.live_near(o.s);  // the others find out what a closed handle answers
+    ++out.operations;
+    if (const std::string why = m.apply(o); !why.empty()) {
+      out.failure = "operation " + std::to_string(out.operations - 1) + " (" + describe(o) + "): " + why;
+      return out;
+    }
+  }
+  m.close_all();
+  if (const std::string why = m.step(); !why.empty()) out.failure = "after closing all: " + why;
+  out.activity = m.activity();
+  if (m.cache().count().blocks_used != 0) out.failure = "blocks are in use though all sequences are closed";
+  return out;
+}
+
+}  // namespace
+
+rules rules_of(std::span<const uint8_t> header) {
+  rules r;
+  r.by_frequency = header[0] % 2 == 1;
+  const int32_t layout = header[1] % layouts;
+  r.groups = groups_of(layout, header[3]);
+  const int32_t unit = r.unit();
+  int32_t fit = INT32_MAX;
+  int32_t all = 0;
+  for (const group_rule& g : r.groups) {
+    fit = std::min(fit, g.total * g.block_size);
+    all += g.total;
+  }
+  r.sequences = 2 + header[5] % 4;
+  r.max_tokens = std::max(unit, fit * (2 + header[4] % 3) / 6 + header[4] % 3);
+  r.nodes = header[6] % 8 == 0 ? 0 : 2 + header[6] % (fit / unit + 2);
+  r.scopes = 2 + header[7] % 11;
+  r.commands = header[7] % 5 == 0 ? 2 : 8 + header[6] % 64;
+  r.events = header[5] % 3 * 4;
+  if (header[2] % 2 == 1) r.limits = {all / 2, all / 3 + 1, all};
+  return r;
+}
+
+outcome run_ops(const uint8_t* data, size_t size) {
+  if (size < header_bytes) return {};
+  const std::span<const uint8_t> all(data, size);
+  const rules r = rules_of(all);
+  const auto ops = all.subspan(header_bytes);
+  switch (data[0] % policies) {
+    case 0:
+      return run<lru_cache>(r, ops);
+    case 1:
+      return run<lfu_cache>(r, ops);
+    default:
+      return run<dynamic>(r, ops);
+  }
+}
+
+std::vector<uint8_t> random_script(uint64_t seed, int32_t policy, int32_t layout, bool accounts,
+                                   size_t operations) {
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> s(header_bytes + operations * operation::encoded_bytes);
+  for (uint8_t& b : s) b = static_cast<uint8_t>(random() >> 32);
+  s[0] = static_cast<uint8_t>(policy);
+  s[1] = static_cast<uint8_t>(layout);
+  s[2] = accounts;
+  return s;
+}
+
+}  // namespace kvcache::test
