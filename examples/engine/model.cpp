@@ -224,7 +224,7 @@ void llama_model::size_buffers(int rows) {
   query_.resize(columns * width);
   key_.resize(columns * kv_width);
   value_.resize(columns * kv_width);
-  // Padding columns are read: they must be zero even where a longer step wrote before.
+  // Padding columns are multiplied too: zero, lest what a longer step left there costs time (denormals).
   normed_.assign(columns * width, 0.0f);
   attended_.assign(columns * width, 0.0f);
   activated_.assign(columns * static_cast<std::size_t>(shape_.feed_forward), 0.0f);

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "program.hpp"
@@ -17,9 +18,15 @@ namespace {
 constexpr double logit_tolerance = 2e-3;
 constexpr double kv_tolerance = 1e-4;
 
-json golden(const std::string& name) {
-  std::ifstream in(kvcache::test::data_path(name));
-  return json::parse(in);
+/// A file of golden values; parsed once, so that a reference into it stays valid.
+const json& golden(const std::string& name) {
+  static std::map<std::string, json> files;
+  const auto [at, added] = files.try_emplace(name);
+  if (added) {
+    std::ifstream in(kvcache::test::data_path(name));
+    at->second = json::parse(in);
+  }
+  return at->second;
 }
 
 loaded& real() {
@@ -115,7 +122,7 @@ void compare_kv(const cache_kind& cache, int slot, int layer, const json& expect
 }  // namespace
 
 TEST_CASE("the golden files hold all that is compared") {
-  const json prompts = golden("logits.json")["prompts"];
+  const json& prompts = golden("logits.json")["prompts"];
   CHECK(prompts.size() == 3);
   for (const json& prompt : prompts) {
     CHECK(prompt["positions"].size() == 10);
@@ -158,7 +165,7 @@ TEST_CASE("greedy continuations of 48 tokens are the golden ones", "[model]") {
 }
 
 TEST_CASE("the negative log-likelihood of every token of the text is the golden one", "[model]") {
-  const json expected = golden("nll.json");
+  const json& expected = golden("nll.json");
   const std::vector<token_id> ids = expected["ids"];
   for (const std::string_view kind : cache_kind_names()) {
     const auto cache = cache_of(kind, static_cast<int>(ids.size()));
@@ -179,7 +186,7 @@ TEST_CASE("the negative log-likelihood of every token of the text is the golden 
 }
 
 TEST_CASE("keys and values in the cache are the golden ones", "[model]") {
-  const json expected = golden("kv_values.json");
+  const json& expected = golden("kv_values.json");
   const std::vector<token_id> ids = expected["prompt_ids"];
   for (const std::string_view kind : cache_kind_names()) {
     INFO(kind);

@@ -31,9 +31,15 @@ const tokenizer& real_tokenizer() {
   return t;
 }
 
-nlohmann::json golden(const std::string& name) {
-  std::ifstream in(kvcache::test::data_path(name));
-  return nlohmann::json::parse(in);
+/// A file of golden values; parsed once, so that a reference into it stays valid.
+const nlohmann::json& golden(const std::string& name) {
+  static std::map<std::string, nlohmann::json> files;
+  const auto [at, added] = files.try_emplace(name);
+  if (added) {
+    std::ifstream in(kvcache::test::data_path(name));
+    at->second = nlohmann::json::parse(in);
+  }
+  return at->second;
 }
 
 std::vector<std::string> pieces(const tokenizer& t, const std::string& text) {
@@ -177,7 +183,7 @@ TEST_CASE("a vocabulary that contradicts itself is refused") {
 
 TEST_CASE("the golden strings have the golden ids", "[sample]") {
   const tokenizer& t = real_tokenizer();
-  const auto cases = golden("tokenizer.json");
+  const auto& cases = golden("tokenizer.json");
   REQUIRE(cases.size() == 40);
   for (const auto& c : cases) {
     const std::string text = c["text"];
