@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cache_kind.hpp"
 
+#include "library_cache.hpp"
 #include "reference_cache.hpp"
 
 namespace engine {
@@ -12,7 +13,7 @@ std::string_view name_of(kv_type type) {
 }
 
 std::span<const std::string_view> cache_kind_names() {
-  static constexpr std::string_view names[] = {"reference"};
+  static constexpr std::string_view names[] = {"reference", "contiguous", "paged"};
   return names;
 }
 
@@ -24,6 +25,7 @@ result<std::unique_ptr<cache_kind>> make_cache(std::string_view kind, const cach
     return cannot_run("bad_value", "max_sequences", std::to_string(config.max_sequences));
   if (config.max_tokens < 1) return cannot_run("bad_value", "max_tokens", std::to_string(config.max_tokens));
   if (kind == "reference") return std::unique_ptr<cache_kind>(std::make_unique<reference_cache>(config));
+  if (kind == "contiguous" || kind == "paged") return make_library_cache(kind == "paged", config);
   return cannot_run("unsupported", "cache", std::string(kind));
 }
 

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "library_cache.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "kvcache/attend/data_plane.hpp"
+#include "kvcache/attend/host_planes.hpp"
+#include "kvcache/attend/rope.hpp"
+#include "kvcache/blocks/batch_view.hpp"
+#include "kvcache/blocks/contiguous.hpp"
+#include "kvcache/cache.hpp"
+#include "kvcache/core/numeric.hpp"
+#include "kvcache/evict/lfu.hpp"
+
+namespace engine {
+namespace {
+
+struct reserving : kvcache::serving {
+  using allocator_type = kvcache::contiguous;
+};
+
+error to_error(const kvcache::status& s) {
+  return cannot_run(kvcache::to_text(s.code), s.field, std::to_string(s.value));
+}
+
+// For calls whose arguments were checked before the step began.
+void require(const kvcache::status& s) {
+  if (s) return;
+  std::fprintf(stderr, "%s\n", describe(to_error(s)).c_str());
+  std::abort();
+}
+
+kvcache::element element_of(kv_type type) {
+  if (type == kv_type::f16) return kvcache::element::f16;
+  if (type == kv_type::bf16) return kvcache::element::bf16;
+  return kvcache::element::f32;
+}
+
+template <class Traits>
+class library_cache final : public cache_kind, private kv_backend {
+ public:
+  using manager = kvcache::basic_cache<Traits>;
+  static constexpr bool reserves = !Traits::allocator_type::shareable;
+
+  status create(const cache_config& config, typename manager::eviction eviction);
+
+  std::string_view name() const override { return reserves ? "contiguous" : "paged"; }
+  kv_backend& backend() override { return *this; }
+  result<opened_sequence> open(std::span<const token_id> prompt, const cache_scope& scope) override;
+  status extend(int slot, int tokens) override;
+  status commit(int slot, std::span<const token_id> text) override;
+  result<int> fork(int slot) override;
+  void close(int slot) override { at(slot) = {}; }
+  int length(int slot) const override { return at(slot).written; }
+  cache_bytes bytes() const override;
+  cache_counts counts() const override;
+  void read(int slot, int layer, int position, float* k, float* v) const override;
+
+ private:
+  struct open_sequence {
+    typename manager::sequence handle;
+    int written = 0;  // tokens whose K and V are stored
+  };
+
+  status begin_step(std::span<const step_segment> segments) override;
+  void attend(int layer, const float* q, const float* k, const float* v, float* out) override;
+  void end_step() override;
+
+  open_sequence& at(int slot) { return sequences_[static_cast<std::size_t>(slot)]; }
+  const open_sequence& at(int slot) const { return sequences_[static_cast<std::size_t>(slot)]; }
+  status check(std::span<const step_segment> segments) const;
+  status describe(std::span<const step_segment> segments);
+  status plan(int sequences, int rows, int slots);
+  static void run_tasks(void* self, void (*task)(void*, std::int32_t), void* arg, std::int32_t n);
+
+  cache_config config_;
+  manager manager_;
+  kvcache::host_planes planes_;
+  kvcache::rope rope_;
+  kvcache::attention attention_;
+  kvc_executor executor_{};
+  std::vector<open_sequence> sequences_;  // by slot
+
+  // The step under way.
+  std::vector<step_segment> segments_;
+  std::vector<std::int32_t> table_;      // [segments][columns_]
+  std::vector<std::int32_t> lengths_;    // [segments] tokens, this step's included
+  std::vector<std::int32_t> starts_;     // [segments + 1] first row
+  std::vector<std::int32_t> positions_;  // [rows]
+  std::vector<std::int64_t> slots_;      // [rows]
+  std::vector<float> rotated_;           // [rows][query_heads][head_dim]
+  int columns_ = 0;
+};
+
+template <class Traits>
+status library_cache<Traits>::create(const cache_config& config, typename manager::eviction eviction) {
+  config_ = config;
+  const kv_shape& shape = config.shape;
+  const kvcache::group_shape group = {.layers = shape.layers,
+                                      .kv_heads = shape.kv_heads,
+                                      .head_dim_k = shape.head_dim,
+                                      .head_dim_v = shape.head_dim,
+                                      .type = element_of(config.type)};
+  const std::int64_t each =
+      kvcache::ceil_div(std::int64_t{config.max_tokens}, std::int64_t{std::max(1, config.block_size)});
+  std::int64_t blocks = config.blocks != 0 ? config.blocks : each * config.max_sequences;
+  if (reserves) blocks -= blocks % each;  // whole regions only
+  if (blocks < 1 || blocks > INT32_MAX)
+    return cannot_run("out_of_blocks", "blocks", std::to_string(config.blocks));
+  const kvcache::group_config groups[] = {{.shape = group,
+                                           .block_size = config.block_size,
+                                           .total = kvcache::blocks{static_cast<std::int32_t>(blocks)},
+                                           .reserve = reserves ? config.max_tokens : 0}};
+  auto built = manager::create(
+      {.groups = groups, .max_sequences = config.max_sequences, .max_sequence_tokens = config.max_tokens},
+      std::move(eviction));
+  if (!built) return to_error(built.error());
+  manager_ = std::move(*built);
+  auto planes = kvcache::host_planes::create(
+      {.shape = group, .block_size = config.block_size, .blocks = groups[0].total.count, .layer_owner = {}});
+  if (!planes) return to_error(planes.error());
+  planes_ = std::move(*planes);
+  auto rope = kvcache::rope::create({.style = kvcache::rope_style::interleaved,
+                                     .dims = shape.head_dim,
+                                     .theta = shape.rope_base,
+                                     .frequency = {},
+                                     .table_positions = config.max_tokens});
+  if (!rope) return to_error(rope.error());
+  rope_ = std::move(*rope);
+  executor_ = {this, config.pool->size(), &run_tasks};
+  sequences_.resize(static_cast<std::size_t>(config.max_sequences));
+  return plan(1, 1, config.max_tokens);
+}
+
+template <class Traits>
+void library_cache<Traits>::run_tasks(void* self, void (*task)(void*, std::int32_t), void* arg,
+                                      std::int32_t n) {
+  static_cast<library_cache*>(self)->config_.pool->parallel_for(n, [&](int index, int) { task(arg, index); });
+}
+
+template <class Traits>
+status library_cache<Traits>::plan(int sequences, int rows, int slots) {
+  auto made = kvcache::attention::create(planes_.layer(0), {.q_heads = config_.shape.query_heads,
+                                                            .sequences = sequences,
+                                                            .rows = rows,
+                                                            .slots = slots,
+                                                            .width = executor_.width});
+  if (!made) return to_error(made.error());
+  attention_ = std::move(*made);
+  return {};
+}
+
+template <class Traits>
+result<opened_sequence> library_cache<Traits>::open(std::span<const token_id> prompt,
+                                                    const cache_scope& scope) {
+  if (prompt.empty()) return bad_input("bad_value", "prompt", "empty");
+  auto opened =
+      manager_.open(prompt, scope.shared ? kvcache::scope::shared() : kvcache::scope::tenant(scope.tenant));
+  if (!opened) return to_error(opened.error());
+  const opened_sequence out{opened->place(), opened->reused()};
+  at(out.slot) = {std::move(*opened), out.reused};
+  return out;
+}
+
+template <class Traits>
+status library_cache<Traits>::extend(int slot, int tokens) {
+  auto& s = at(slot);
+  // A step that was refused after an earlier extend left room behind; only what is missing is asked for.
+  const auto got = s.handle.extend(std::max(0, tokens - (s.handle.held() - s.written)));
+  return got ? status() : to_error(got.error());
+}
+
+template <class Traits>
+status library_cache<Traits>::commit(int slot, std::span<const token_id> text) {
+  const auto done =
+      at(slot).handle.commit(text.first(std::min(text.size(), static_cast<std::size_t>(length(slot)))));
+  return done ? status() : to_error(done.error());
+}
+
+template <class Traits>
+result<int> library_cache<Traits>::fork(int slot) {
+  auto forked = at(slot).handle.fork();
+  if (!forked) return to_error(forked.error());
+  const int copy = forked->place();
+  at(copy) = {std::move(*forked), length(slot)};
+  return copy;
+}
+
+template <class Traits>
+status library_cache<Traits>::check(std::span<const step_segment> segments) const {
+  for (const step_segment& s : segments) {
+    if (s.slot < 0 || s.slot >= config_.max_sequences || !at(s.slot).handle.live())
+      return cannot_run("bad_step", "slot", std::to_string(s.slot));
+    if (s.position != length(s.slot)) return cannot_run("bad_step", "position", std::to_string(s.position));
+    if (s.rows < 1 || s.rows > at(s.slot).handle.held() - length(s.slot))
+      return cannot_run("bad_step", "rows", std::to_string(s.rows));
+  }
+  return {};
+}
+
+// Tables, lengths, positions and slots of the step's rows.
+template <class Traits>
+status library_cache<Traits>::describe(std::span<const step_segment> segments) {
+  segments_.assign(segments.begin(), segments.end());
+  columns_ = 0;
+  int most_rows = 0;
+  int most_slots = 0;
+  std::size_t rows = 0;
+  for (const step_segment& s : segments) {
+    columns_ = std::max(columns_, static_cast<int>(at(s.slot).handle.table().size()));
+    most_rows = std::max(most_rows, s.rows);
+    most_slots = std::max(most_slots, static_cast<int>(s.position) + s.rows);
+    rows += static_cast<std::size_t>(s.rows);
+  }
+  table_.resize(segments.size() * static_cast<std::size_t>(columns_));
+  lengths_.clear();
+  starts_.assign(1, 0);
+  positions_.clear();
+  slots_.resize(rows);
+  rotated_.resize(rows * static_cast<std::size_t>(config_.shape.query_heads) *
+                  static_cast<std::size_t>(config_.shape.head_dim));
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const step_segment& s = segments[i];
+    const auto table = at(s.slot).handle.table();
+    const auto columns = static_cast<std::size_t>(columns_);
+    const auto first = static_cast<std::size_t>(starts_.back());
+    const auto position = static_cast<std::int32_t>(s.position);
+    const std::span<std::int64_t> slots = std::span(slots_).subspan(first, static_cast<std::size_t>(s.rows));
+    if (auto done = kvcache::write_row(table, -1, std::span(table_).subspan(i * columns, columns)); !done)
+      return to_error(done);
+    if (auto done = kvcache::write_slots(table, config_.block_size, position, slots); !done)
+      return to_error(done);
+    for (int row = 0; row < s.rows; ++row) positions_.push_back(position + row);
+    lengths_.push_back(position + s.rows);
+    starts_.push_back(starts_.back() + s.rows);
+  }
+  const kvc_plan& have = attention_.plan();
+  if (static_cast<int>(segments.size()) <= have.n && most_rows <= have.max_q && most_slots <= have.max_kv)
+    return {};
+  return plan(std::max(static_cast<int>(segments.size()), have.n), std::max(most_rows, have.max_q),
+              config_.max_tokens);
+}
+
+template <class Traits>
+status library_cache<Traits>::begin_step(std::span<const step_segment> segments) {
+  if (status s = check(segments); !s) return s;
+  if (status s = describe(segments); !s) return s;
+  const kvcache::run_options with{.ids = {}, .keeps = {}, .rope = &rope_.view(), .executor = &executor_};
+  if (auto done = kvcache::run(planes_.layers(), manager_.commands().view(), with); !done)
+    return to_error(done);
+  manager_.end_step();
+  return {};
+}
+
+// What can be wrong with these calls was checked when the cache was created and in begin_step.
+template <class Traits>
+void library_cache<Traits>::attend(int layer, const float* q, const float* k, const float* v, float* out) {
+  const kv_shape& shape = config_.shape;
+  const kvc_kv& kv = planes_.layer(layer);
+  const auto rows = [&](const float* data, int heads) {
+    return kvcache::dense_rows(data, kvcache::element::f32, heads, shape.head_dim);
+  };
+  const kvc_rows queries = rows(q, shape.query_heads);
+  auto done = kvcache::append(kv, rows(k, shape.kv_heads), rows(v, shape.kv_heads), slots_,
+                              {.rope = &rope_.view(), .positions = positions_, .executor = &executor_});
+  if (done) done = rope_.turn(queries, positions_, rotated_.data(), &executor_);
+  kvc_batch batch{};
+  batch.struct_size = sizeof batch;
+  batch.n = static_cast<std::int32_t>(segments_.size());
+  batch.table_columns = columns_;
+  batch.table = table_.data();
+  batch.kv_len = lengths_.data();
+  batch.q_start = starts_.data();
+  batch.q_pos = positions_.data();
+  const float scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  if (done) {
+    done = attention_.run(kv, batch, rows(rotated_.data(), shape.query_heads), kvcache::causal_softmax(scale),
+                          kvcache::dense_out(out, kvcache::element::f32, shape.query_heads, shape.head_dim),
+                          &executor_);
+  }
+  require(done);
+}
+
+template <class Traits>
+void library_cache<Traits>::end_step() {
+  for (const step_segment& s : segments_) at(s.slot).written += s.rows;
+  segments_.clear();
+}
+
+template <class Traits>
+cache_counts library_cache<Traits>::counts() const {
+  const kvcache::stats s = manager_.count();
+  const kvcache::group_geometry& g = manager_.shape().group[0];
+  return {.blocks_total = static_cast<std::int64_t>(s.blocks_total),
+          .blocks_used = static_cast<std::int64_t>(s.blocks_used),
+          .blocks_cached = static_cast<std::int64_t>(s.blocks_cached),
+          .evictions = static_cast<std::int64_t>(s.nodes_evicted),
+          .copies = static_cast<std::int64_t>(s.blocks_copied),
+          .block_bytes = static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size).count)};
+}
+
+// Reserved: blocks in some table, each once. Held: their slots that are written by at least one of their
+// sequences.
+template <class Traits>
+cache_bytes library_cache<Traits>::bytes() const {
+  std::map<kvcache::block_id, int> filled;
+  for (const open_sequence& s : sequences_) {
+    int left = s.written;
+    for (const kvcache::block_id b : s.handle.table()) {
+      int& most = filled[b];
+      most = std::max(most, std::clamp(left, 0, config_.block_size));
+      left -= config_.block_size;
+    }
+  }
+  const std::size_t slot_bytes = counts().block_bytes / static_cast<std::size_t>(config_.block_size);
+  cache_bytes total;
+  for (const auto& [block, slots] : filled) {
+    total.held += static_cast<std::size_t>(slots) * slot_bytes;
+    total.reserved += static_cast<std::size_t>(config_.block_size) * slot_bytes;
+  }
+  return total;
+}
+
+template <class Stored>
+float widen(const std::byte* at) {
+  Stored value;
+  std::memcpy(&value, at, sizeof value);
+  return kvcache::to_float(value);
+}
+
+float widen(const std::byte* at, kv_type type) {
+  if (type == kv_type::f16) return widen<kvcache::f16>(at);
+  if (type == kv_type::bf16) return widen<kvcache::bf16>(at);
+  return widen<float>(at);
+}
+
+template <class Traits>
+void library_cache<Traits>::read(int slot, int layer, int position, float* k, float* v) const {
+  const kvcache::block_id block =
+      at(slot).handle.table()[static_cast<std::size_t>(position / config_.block_size)];
+  const auto copy = [&](const kvc_plane& plane, int dim, float* to) {
+    for (int head = 0; head < config_.shape.kv_heads; ++head) {
+      const std::byte* cell = static_cast<const std::byte*>(plane.data) +
+                              plane.block_stride * kvcache::raw(block) + plane.head_stride * head +
+                              plane.token_stride * (position % config_.block_size);
+      for (int d = 0; d < dim; ++d) *to++ = widen(cell + plane.dim_stride * d, config_.type);
+    }
+  };
+  copy(planes_.layer(layer).k, config_.shape.head_dim, k);
+  copy(planes_.layer(layer).v, config_.shape.head_dim, v);
+}
+
+template <class Traits>
+result<std::unique_ptr<cache_kind>> make(const cache_config& config,
+                                         typename kvcache::basic_cache<Traits>::eviction eviction) {
+  auto made = std::make_unique<library_cache<Traits>>();
+  if (status s = made->create(config, std::move(eviction)); !s) return s.error();
+  return std::unique_ptr<cache_kind>(std::move(made));
+}
+
+}  // namespace
+
+result<std::unique_ptr<cache_kind>> make_library_cache(bool paged, const cache_config& config) {
+  if (!paged) return make<reserving>(config, {});
+  if (config.eviction == "lru") return make<kvcache::dynamic>(config, kvcache::any_eviction(kvcache::lru{}));
+  if (config.eviction == "lfu") return make<kvcache::dynamic>(config, kvcache::any_eviction(kvcache::lfu{}));
+  return cannot_run("unsupported", "eviction", config.eviction);
+}
+
+}  // namespace engine
