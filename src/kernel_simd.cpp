@@ -104,13 +104,23 @@ HWY_INLINE vec_f tanh_fixed(vec_f y) {
 
 struct key_view {
   const std::byte* keys[key_vectors];  ///< first channel of each vector of keys
+  const std::byte* next[key_vectors];  ///< the same of the tile that comes next, if `ahead`
   int64_t stride;                      ///< bytes from channel to channel
   int32_t type;
+  bool ahead;
 };
 struct value_view {
-  const std::byte* rows[tile_keys];  ///< first channel of each key; null where absent
+  const std::byte* rows[tile_keys];  ///< first channel of each present key
+  const std::byte* next[tile_keys];  ///< the same of the tile that comes next, if `ahead`
   int32_t type;
+  bool ahead;
 };
+
+/// Decode reads every byte once, so it waits for memory unless the next tile is asked for early. The second
+/// level is the target: two tiles do not fit the first beside each other.
+HWY_INLINE void fetch(const void* p) {
+  __builtin_prefetch(p, 0, 2);
+}
 
 /// Rows of an item in blocks of at most max_rows, as even as possible.
 struct row_blocks {
@@ -122,8 +132,9 @@ struct row_blocks {
 
 // ---- scores ----
 
-/// Scores of R rows against NV vectors of keys; q is [dim][R].
-template <class T, int R, int NV>
+/// Scores of R rows against NV vectors of keys; q is [dim][R]. While it reads a channel it asks memory for
+/// the same channel of the tile that comes next, if there is one.
+template <class T, int R, int NV, bool Ahead>
 HWY_INLINE void score_vectors(const key_view& k, int32_t first, const float* HWY_RESTRICT q, int32_t dim,
                               float* HWY_RESTRICT w) {
   const tag_f d;
@@ -135,6 +146,7 @@ HWY_INLINE void score_vectors(const key_view& k, int32_t first, const float* HWY
     vec_f key[NV];
     for (int v = 0; v < NV; ++v) {
       key[v] = load_as(d, reinterpret_cast<const T*>(k.keys[first + v] + c * k.stride));
+      if constexpr (Ahead) fetch(k.next[first + v] + c * k.stride);
     }
     for (int r = 0; r < R; ++r) {
       const auto x = hn::Set(d, q[c * R + r]);
@@ -149,7 +161,13 @@ HWY_INLINE void score_vectors(const key_view& k, int32_t first, const float* HWY
 template <class T, int R>
 HWY_NOINLINE void score_rows(const key_view& k, const float* q, int32_t dim, float* w) {
   constexpr int32_t step = std::min(vectors_for<R>, key_vectors);
-  for (int32_t v = 0; v < key_vectors; v += step) score_vectors<T, R, step>(k, v, q, dim, w);
+  for (int32_t v = 0; v < key_vectors; v += step) {
+    if (k.ahead) {
+      score_vectors<T, R, step, true>(k, v, q, dim, w);
+    } else {
+      score_vectors<T, R, step, false>(k, v, q, dim, w);
+    }
+  }
 }
 
 template <class T>
@@ -228,7 +246,7 @@ HWY_INLINE void soften(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, flo
 // ---- values ----
 
 /// Adds the weighted values of the keys in `seen`, ascending, to NV vectors of R accumulator rows.
-template <class T, int R, int NV, class D>
+template <class T, int R, int NV, bool Ahead, class D>
 HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t seen,
                             const float* HWY_RESTRICT w, float* HWY_RESTRICT acc, int32_t dim) {
   constexpr int32_t n = static_cast<int32_t>(hn::MaxLanes(D()));
@@ -243,6 +261,10 @@ HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t 
       const T* row = reinterpret_cast<const T*>(v.rows[j]) + channel;
       hn::Vec<D> value[NV];
       for (int i = 0; i < NV; ++i) value[i] = load_as(d, row + i * n);
+      if constexpr (Ahead) {
+        const T* next = reinterpret_cast<const T*>(v.next[j]) + channel;
+        for (int i = 0; i < NV; i += std::max(1, 64 / int(n * sizeof(T)))) fetch(next + i * n);
+      }
       for (int r = 0; r < R; ++r) {
         const auto x = hn::Set(d, w[r * tile_keys + j]);
         for (int i = 0; i < NV; ++i) sum[r][i] = hn::MulAdd(x, value[i], sum[r][i]);
@@ -255,24 +277,30 @@ HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t 
   }
 }
 
-template <class T, int R>
-HWY_NOINLINE void add_rows(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
+template <class T, int R, bool Ahead>
+HWY_INLINE void add_channels(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
   const tag_f d;
   constexpr int32_t wide = vectors_for<R>;
   int32_t c = 0;
   for (; c + wide * lanes <= dim; c += wide * lanes) {
-    add_vectors<T, R, wide>(d, v, c, seen, w, acc + c, dim);
+    add_vectors<T, R, wide, Ahead>(d, v, c, seen, w, acc + c, dim);
   }
   if constexpr (wide > 4) {
-    for (; c + 4 * lanes <= dim; c += 4 * lanes) add_vectors<T, R, 4>(d, v, c, seen, w, acc + c, dim);
+    for (; c + 4 * lanes <= dim; c += 4 * lanes) add_vectors<T, R, 4, Ahead>(d, v, c, seen, w, acc + c, dim);
   }
   if constexpr (wide > 2) {
-    for (; c + 2 * lanes <= dim; c += 2 * lanes) add_vectors<T, R, 2>(d, v, c, seen, w, acc + c, dim);
+    for (; c + 2 * lanes <= dim; c += 2 * lanes) add_vectors<T, R, 2, Ahead>(d, v, c, seen, w, acc + c, dim);
   }
-  for (; c + lanes <= dim; c += lanes) add_vectors<T, R, 1>(d, v, c, seen, w, acc + c, dim);
+  for (; c + lanes <= dim; c += lanes) add_vectors<T, R, 1, Ahead>(d, v, c, seen, w, acc + c, dim);
   if constexpr (lanes > 8) {
-    if (c < dim) add_vectors<T, R, 1>(tag_8(), v, c, seen, w, acc + c, dim);
+    if (c < dim) add_vectors<T, R, 1, false>(tag_8(), v, c, seen, w, acc + c, dim);
   }
+}
+
+template <class T, int R>
+HWY_NOINLINE void add_rows(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
+  if (v.ahead) return add_channels<T, R, true>(v, seen, w, acc, dim);
+  add_channels<T, R, false>(v, seen, w, acc, dim);
 }
 
 template <class T>
@@ -418,40 +446,64 @@ bool widen_once(int64_t blocks, int32_t type) {
   return type != KVC_F32 && blocks > 2;
 }
 
-void view_keys(const attend_item& item, const tile& t, int64_t blocks, float* scratch, key_view& k) {
+bool keys_direct(const attend_item& item, const tile& t, int64_t blocks) {
+  const kvc_plane& p = item.kv->k;
+  return t.open == 0 && p.token_stride == element_size(p.type) && t.run_keys >= lanes &&
+         !widen_once(blocks, p.type);
+}
+bool values_direct(const attend_item& item, const tile& t, int64_t blocks) {
+  const kvc_plane& p = v_plane(*item.kv);
+  return t.open == 0 && p.dim_stride == element_size(p.type) && !widen_once(blocks, p.type);
+}
+
+/// Where vectors of keys lie; absent ones repeat a present one, whose scores are masked.
+void point_at_keys(const attend_item& item, const tile& t, const std::byte** to) {
+  const int64_t step = item.kv->k.token_stride;
+  const std::byte* some = nullptr;
+  for (int32_t v = 0; v < key_vectors; ++v) {
+    const int32_t run = v * lanes / t.run_keys;
+    const bool there = run < t.runs && t.k[run] != nullptr;
+    to[v] = there ? t.k[run] + v * lanes % t.run_keys * step : nullptr;
+    some = there ? to[v] : some;
+  }
+  for (int32_t v = 0; v < key_vectors; ++v) to[v] = to[v] == nullptr ? some : to[v];
+}
+
+/// Where values lie; absent runs repeat a present one, whose keys are not visited.
+void point_at_values(const attend_item& item, const tile& t, const std::byte** to) {
+  const int64_t step = v_plane(*item.kv).token_stride;
+  const std::byte* some = nullptr;
+  for (int32_t r = 0; r < t.runs; ++r) some = t.v[r] != nullptr ? t.v[r] : some;
+  for (int32_t j = 0; j < tile_keys; j += t.run_keys) {
+    const int32_t run = j / t.run_keys;
+    const std::byte* at = run < t.runs && t.v[run] != nullptr ? t.v[run] : some;
+    for (int32_t i = 0; i < t.run_keys; ++i) to[j + i] = at + i * step;
+  }
+}
+
+void view_keys(const attend_item& item, const tile& t, const tile* next, int64_t blocks, float* scratch,
+               key_view& k) {
   const kvc_plane& plane = item.kv->k;
-  const bool direct = t.open == 0 && plane.token_stride == element_size(plane.type) && t.run_keys >= lanes &&
-                      !widen_once(blocks, plane.type);
-  if (!direct) {
+  if (!keys_direct(item, t, blocks)) {
     for (int32_t j = 0; j < tile_keys; j += 8) pack_keys_at(item, t, j, scratch + j);
     for (int32_t v = 0; v < key_vectors; ++v) k.keys[v] = bytes_of(scratch + v * lanes);
     k.stride = tile_keys * int64_t{sizeof(float)};
     k.type = KVC_F32;
+    k.ahead = false;
     return;
   }
-  const std::byte* some = nullptr;
-  for (int32_t v = 0; v < key_vectors; ++v) {
-    const int32_t run = v * lanes / t.run_keys;
-    k.keys[v] = run < t.runs && t.k[run] != nullptr ? t.k[run] + v * lanes % t.run_keys * plane.token_stride
-                                                    : nullptr;
-    if (k.keys[v] != nullptr) some = k.keys[v];
-  }
-  for (auto& keys : k.keys) keys = keys == nullptr ? some : keys;
+  point_at_keys(item, t, k.keys);
+  k.ahead = next != nullptr && next->present != 0 && keys_direct(item, *next, blocks);
+  if (k.ahead) point_at_keys(item, *next, k.next);
   k.stride = plane.dim_stride;
   k.type = plane.type;
 }
 
-void view_values(const attend_item& item, const tile& t, int64_t blocks, float* scratch, value_view& v) {
-  const kvc_plane& main = v_plane(*item.kv);
-  const bool direct =
-      t.open == 0 && main.dim_stride == element_size(main.type) && !widen_once(blocks, main.type);
-  v.type = direct ? static_cast<int32_t>(main.type) : KVC_F32;
+void pack_values(const attend_item& item, const tile& t, float* scratch, value_view& v) {
   for (uint64_t rest = t.present; rest != 0; rest &= rest - 1) {
     const int32_t j = std::countr_zero(rest), run = j / t.run_keys;
-    const kvc_plane& plane = (t.open >> run & 1) != 0 ? open_v_plane(*item.kv) : main;
+    const kvc_plane& plane = (t.open >> run & 1) != 0 ? open_v_plane(*item.kv) : v_plane(*item.kv);
     const std::byte* from = t.v[run] + j % t.run_keys * plane.token_stride;
-    v.rows[j] = from;
-    if (direct) continue;
     float* to = scratch + int64_t{j} * item.kv->dim_v;
     v.rows[j] = bytes_of(to);
     if (plane.type == KVC_F32) {
@@ -462,6 +514,20 @@ void view_values(const attend_item& item, const tile& t, int64_t blocks, float* 
       pack_value<bf16>(from, plane.dim_stride, item.kv->dim_v, to);
     }
   }
+}
+
+void view_values(const attend_item& item, const tile& t, const tile* next, int64_t blocks, float* scratch,
+                 value_view& v) {
+  if (!values_direct(item, t, blocks)) {
+    pack_values(item, t, scratch, v);
+    v.type = KVC_F32;
+    v.ahead = false;
+    return;
+  }
+  point_at_values(item, t, v.rows);
+  v.ahead = next != nullptr && next->present != 0 && values_direct(item, *next, blocks);
+  if (v.ahead) point_at_values(item, *next, v.next);
+  v.type = v_plane(*item.kv).type;
 }
 
 // ---- the kernel ----
@@ -504,34 +570,45 @@ void add_values(const attend_item& item, const attend_scratch& s, const value_vi
   add_any(n, v, lead & after, w, acc, dim);
 }
 
+/// Scores and weights of one row block.
+void weigh(const attend_item& item, const attend_scratch& s, const key_view& k, int64_t first, int64_t last) {
+  const int32_t dim_k = item.kv->dim_k, dim_v = item.kv->dim_v;
+  uint64_t any = 0;
+  for (int64_t r = first; r < last; ++r) any |= s.seen[r / item.group];
+  if (any == 0) return;
+  score_any(last - first, k, s.q + first * dim_k, dim_k, s.weights + first * tile_keys);
+  for (int64_t r = first; r < last; ++r) {
+    const uint64_t seen = s.seen[r / item.group];
+    if (seen == 0) continue;
+    soften(s.weights + r * tile_keys, seen, item.cap_log2, s.max[r], s.lanes + r * sum_lanes,
+           s.acc + r * dim_v, dim_v);
+  }
+}
+
 void split(const attend_item& item, const attend_scratch& s, tile_range range) {
   const row_blocks blocks(item);
-  const int32_t dim_k = item.kv->dim_k, dim_v = item.kv->dim_v;
-  clear_states(s.acc, s.max, s.lanes, blocks.rows, dim_v);
+  clear_states(s.acc, s.max, s.lanes, blocks.rows, item.kv->dim_v);
+  // The tile after the last one is most likely the first of the next split: worth asking for.
+  const int64_t tiles = (int64_t{item.kv_len} + tile_keys - 1) / tile_keys;
+  tile two[2];
+  resolve_tile(item, range.first, two[range.first % 2]);
   for (int64_t index = range.first; index < range.last; ++index) {
-    tile t;
-    resolve_tile(item, index, t);
+    const tile& t = two[index % 2];
+    const tile* next = index + 1 < tiles ? &two[(index + 1) % 2] : nullptr;
+    if (next != nullptr) resolve_tile(item, index + 1, two[(index + 1) % 2]);
     if (seen_keys(item, t, s.seen) == 0) continue;
     key_view k;
     value_view v;
-    view_keys(item, t, blocks.count, s.k_tile, k);
-    view_values(item, t, blocks.count, s.v_tile, v);
+    view_keys(item, t, next, blocks.count, s.k_tile, k);
+    view_values(item, t, next, blocks.count, s.v_tile, v);
     for (int64_t b = 0; b < blocks.count; ++b) {
-      const int64_t first = blocks.begin(b), last = blocks.begin(b + 1);
-      uint64_t any = 0;
-      for (int64_t r = first; r < last; ++r) any |= s.seen[r / item.group];
-      if (any == 0) continue;
-      score_any(last - first, k, s.q + first * dim_k, dim_k, s.weights + first * tile_keys);
-      for (int64_t r = first; r < last; ++r) {
-        const uint64_t seen = s.seen[r / item.group];
-        if (seen == 0) continue;
-        soften(s.weights + r * tile_keys, seen, item.cap_log2, s.max[r], s.lanes + r * sum_lanes,
-               s.acc + r * dim_v, dim_v);
-      }
+      weigh(item, s, k, blocks.begin(b), blocks.begin(b + 1));
+      k.ahead = false;
     }
     for (int64_t b = 0; b < blocks.count; ++b) {
       const int64_t first = blocks.begin(b);
       add_values(item, s, v, first, blocks.begin(b + 1) - first);
+      v.ahead = false;
     }
   }
 }
@@ -565,14 +642,29 @@ bool has_avx512() noexcept {
 }
 #endif
 
+struct abilities {
+  bool avx2 = false, avx512 = false;
+};
+
+/// Asked once: under a hypervisor the question alone takes longer than attending over a short sequence.
+[[maybe_unused]] abilities this_machine() noexcept {
+#if HWY_ARCH_X86
+  static const abilities found = {has_avx2(), has_avx512()};
+  return found;
+#else
+  return {};
+#endif
+}
+
 }  // namespace
 
 const kernel* find_simd_kernel([[maybe_unused]] int32_t target) noexcept {
 #if HWY_TARGETS & HWY_AVX3
-  if ((target == KVC_TARGET_BEST || target == KVC_TARGET_AVX512) && has_avx512()) return &N_AVX3::body;
+  if ((target == KVC_TARGET_BEST || target == KVC_TARGET_AVX512) && this_machine().avx512)
+    return &N_AVX3::body;
 #endif
 #if HWY_TARGETS & HWY_AVX2
-  if ((target == KVC_TARGET_BEST || target == KVC_TARGET_AVX2) && has_avx2()) return &N_AVX2::body;
+  if ((target == KVC_TARGET_BEST || target == KVC_TARGET_AVX2) && this_machine().avx2) return &N_AVX2::body;
 #endif
 #if HWY_TARGETS & HWY_NEON
   if (target == KVC_TARGET_BEST || target == KVC_TARGET_NEON) return &N_NEON::body;

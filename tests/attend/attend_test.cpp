@@ -57,7 +57,7 @@ TEST_CASE("every target gives the scalar twin's bits and double's values on rand
   const auto seed = static_cast<uint32_t>(test_seed("attend", 11));
   const auto all = targets();
   std::mt19937 random(seed);
-  for (int64_t round = 0; round < effort(1000); ++round) {
+  for (int64_t round = 0; round < effort(500); ++round) {
     const geometry g = random_geometry(random);
     std::vector<int32_t> lengths(1 + random() % 3);
     for (auto& n : lengths) n = pick(random, {0, 1, 7, 8, 9, 31, 63, 64, 65, 100, 127, 128, 129, 200, 300});
