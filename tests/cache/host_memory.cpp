@@ -18,10 +18,12 @@ record records[most_records];
 size_t record_count = 0;
 bool recording = false;
 int64_t until_refusal = -1;
+int64_t requests_made = 0;
 int64_t refusals = 0;
 int64_t alive = 0;
 
 bool refuse_now() noexcept {
+  ++requests_made;
   if (until_refusal < 0) return false;
   if (until_refusal-- > 0) return false;
   ++refusals;
@@ -73,6 +75,9 @@ namespace kvcache::test {
 
 void host_memory::refuse(int64_t n) noexcept {
   until_refusal = n;
+}
+int64_t host_memory::requests() noexcept {
+  return requests_made;
 }
 int64_t host_memory::refused() noexcept {
   return refusals;

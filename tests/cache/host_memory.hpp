@@ -14,6 +14,8 @@ namespace kvcache::test {
 namespace host_memory {
 /// The n-th request from now on (0 = the next) is refused, once; n < 0 refuses none.
 void refuse(int64_t n) noexcept;
+/// Requests so far.
+int64_t requests() noexcept;
 /// Requests refused so far.
 int64_t refused() noexcept;
 /// Arrays and objects taken and not given back.

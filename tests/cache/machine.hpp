@@ -69,6 +69,14 @@ class machine {
     }
     return s;
   }
+  /// Keeps all bytes of the cache, to be compared by unchanged().
+  void remember() { image_.save(); }
+  bool unchanged(bool not_even_refusals);
+  /// Prompts are made of texts published lately; without them a script means the same in any machine.
+  void forget_texts() {
+    texts_ = {};
+    for (auto& p : plan_) p.clear();
+  }
   const std::string& created() const { return why_; }
   cache_type& cache() { return cache_; }
   oracle& model() { return model_; }
@@ -94,10 +102,6 @@ class machine {
   void restore(const checkpoint& c);
 
  private:
-  struct paired {
-    answer got;
-    answer want;
-  };
   handle& at(int32_t s) { return handle_[static_cast<size_t>(s)]; }
   static answer from(const status& s) { return {s.code, 0}; }
   static answer from(const result<int32_t>& r) { return {r.error().code, r ? *r : 0}; }
@@ -133,7 +137,6 @@ class machine {
   std::string compare_sequence(int32_t s);
   std::string compare_nodes();
   std::string compare_events();
-  bool unchanged(bool not_even_refusals);
   bool same_block(int32_t g, bool open, int32_t name, block_id b);
 
   std::array<uint64_t, 5> counters() const {
@@ -249,6 +252,7 @@ answer machine<Traits>::reset(const operation& o) {
   if (model_.live() != 0) why_ = "reset succeeds beside live sequences";
   model_ = oracle(model_.bounds());
   watch(std::move(arrays));
+  injected_ = 0;
   return got;
 }
 
@@ -341,6 +345,7 @@ std::string machine<Traits>::apply(const operation& o) {
   why_.clear();
   const uint64_t violations = contract_violations();
   image_.save();
+  const int64_t requests = host_memory::requests();
   answer got;
   if (o.what == verb::open) {
     got = call_open(o);
@@ -380,259 +385,11 @@ std::string machine<Traits>::apply(const operation& o) {
       texts_[o.pick / 64 % texts_.size()] = model_.at(o.s).text;
   }
   if (why_.empty() && got.code != errc::ok && !unchanged(false)) why_ = "a refused call changed something";
+  if (why_.empty() && o.what != verb::reset && host_memory::requests() != requests) {
+    why_ = "a verb takes host memory";
+  }
   if (why_.empty() && contract_violations() != violations) why_ = "a contract is violated inside the cache";
   return why_.empty() ? compare() : why_;
-}
-
-// --- data plane ---
-
-template <class Traits>
-std::string machine<Traits>::write(int32_t s) {
-  auto& q = model_.at(s);
-  for (; q.written < q.held(); ++q.written) {
-    const int32_t t = q.written;
-    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-      const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
-      if (x.lossy && t < at(s).sealed(g)) return "a token is packed before it is written";
-      const auto table = x.lossy ? at(s).open_table(g) : at(s).table(g);
-      const auto column = static_cast<size_t>(t / x.block_size);
-      if (column >= table.size()) return "a slot that was handed out is not in the table";
-      const auto& c = core();
-      const bool own =
-          x.lossy ? c.pool.open(g).shares(table[column]) == 1 && !c.pool.open(g).indexed(table[column])
-                  : c.pool.pool(g).shares(table[column]) == 1 && !c.pool.pool(g).indexed(table[column]);
-      if (!own) return "a sequence is to write into a block that others read";
-      uint64_t* slot = plane_.slot(g, x.lossy, table[column], t % x.block_size);
-      if (slot == nullptr) return "a slot does not exist";
-      *slot = q.content[static_cast<size_t>(t)];
-    }
-  }
-  return {};
-}
-
-template <class Traits>
-std::string machine<Traits>::reads(int32_t s) {
-  const auto& q = model_.at(s);
-  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-    const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
-    const auto table = at(s).table(g);
-    const auto open = at(s).open_table(g);
-    for (int32_t t = 0; t < q.held(); ++t) {
-      const bool exact = x.lossy && t >= at(s).sealed(g);
-      const block_id b = (exact ? open : table)[static_cast<size_t>(t / x.block_size)];
-      const uint64_t* slot = plane_.slot(g, exact, b, t % x.block_size);
-      if (slot == nullptr || *slot != q.content[static_cast<size_t>(t)]) {
-        return "sequence " + std::to_string(s) + " reads another text at token " + std::to_string(t) +
-               " of group " + std::to_string(g);
-      }
-    }
-  }
-  return {};
-}
-
-template <class Traits>
-std::string machine<Traits>::nodes_hold_their_text() {
-  for (const auto& n : model_.nodes()) {
-    if (!n.alive) continue;
-    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-      const int32_t block_size = model_.bounds().groups[static_cast<size_t>(g)].block_size;
-      const auto b = core().tree.blocks_of(node_id{n.id}, g);
-      for (int32_t t = 0; t < model_.bounds().unit(); ++t) {
-        const uint64_t* slot = plane_.slot(g, false, b[static_cast<size_t>(t / block_size)], t % block_size);
-        if (slot == nullptr || *slot != n.content[static_cast<size_t>(t)])
-          return "a cached unit holds another text";
-      }
-    }
-  }
-  return {};
-}
-
-template <class Traits>
-std::string machine<Traits>::step() {
-  if (std::string wrong = plane_.run(cache_.commands()); !wrong.empty()) return wrong;
-  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
-    if (!model_.at(s).live) continue;
-    if (std::string wrong = write(s); !wrong.empty()) return wrong;
-  }
-  cache_.end_step();
-  model_.end_step();
-  const stats now = cache_.count();
-  const stats seen = cache_.board().read();
-  if (std::memcmp(&now, &seen, sizeof now) != 0) return "the board shows other counters";
-  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
-    if (!model_.at(s).live) continue;
-    if (std::string wrong = reads(s); !wrong.empty()) return wrong;
-  }
-  if (std::string wrong = nodes_hold_their_text(); !wrong.empty()) return wrong;
-  return compare();
-}
-
-// --- comparison ---
-
-template <class Traits>
-bool machine<Traits>::same_block(int32_t g, bool open, int32_t name, block_id b) {
-  if (name == oracle::absent || b == no_block) return name == oracle::absent && b == no_block;
-  auto& names = name_of_[2 * g + open];
-  auto& ids = id_of_[2 * g + open];
-  if (index(b) >= names.size()) return false;
-  int32_t& known_name = names[index(b)];
-  int32_t& known_id = ids[static_cast<size_t>(name)];
-  if (known_name == oracle::absent && known_id == oracle::absent) {
-    known_name = name;
-    known_id = raw(b);
-    return true;
-  }
-  return known_name == name && known_id == raw(b);
-}
-
-template <class Traits>
-std::string machine<Traits>::compare_sequence(int32_t s) {
-  const auto& q = model_.at(s);
-  const handle& h = at(s);
-  if (q.live != h.live()) return "live";
-  if (!q.live) return {};
-  const auto committed = static_cast<int32_t>(q.path.size()) * model_.bounds().unit();
-  if (h.held() != q.held() || h.accepted() != q.accepted || h.committed() != committed ||
-      h.reused() != q.reused) {
-    return "lengths of sequence " + std::to_string(s);
-  }
-  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-    const auto k = static_cast<size_t>(g);
-    if (model_.bounds().groups[k].lossy && h.sealed(g) != q.sealed[k]) return "sealed length";
-    const auto table = h.table(g);
-    const auto open = h.open_table(g);
-    if (table.size() != q.table[k].size() || open.size() != q.open[k].size()) return "table length";
-    for (size_t i = 0; i < table.size(); ++i) {
-      if (!same_block(g, false, q.table[k][i], table[i])) return "table of sequence " + std::to_string(s);
-    }
-    for (size_t i = 0; i < open.size(); ++i) {
-      if (!same_block(g, true, q.open[k][i], open[i])) return "open table of sequence " + std::to_string(s);
-    }
-  }
-  const auto path = core().seqs.path(h.place());
-  if (path.size() != q.path.size()) return "path length";
-  for (size_t i = 0; i < path.size(); ++i) {
-    int32_t& id = model_.nodes()[static_cast<size_t>(q.path[i])].id;
-    if (id == oracle::absent) id = raw(path[i]);
-    if (id != raw(path[i])) return "path of sequence " + std::to_string(s);
-  }
-  return {};
-}
-
-template <class Traits>
-std::string machine<Traits>::compare_nodes() {
-  const auto& tree = core().tree;
-  int32_t count = 0;
-  for (int32_t i = 0; i < static_cast<int32_t>(model_.nodes().size()); ++i) {
-    const auto& n = model_.nodes()[static_cast<size_t>(i)];
-    if (!n.alive) continue;
-    ++count;
-    if (n.id == oracle::absent) return "a unit was never in a path";
-    const node_id r{n.id};
-    const auto tokens = tree.tree().tokens(r);
-    if (!std::equal(tokens.begin(), tokens.end(), n.tokens.begin(), n.tokens.end()))
-      return "tokens of a unit";
-    const node_id parent =
-        n.parent == oracle::absent ? no_node : node_id{model_.nodes()[static_cast<size_t>(n.parent)].id};
-    if (tree.tree().parent(r) != parent) return "parent of a unit";
-    if (tree.lane(r) != n.lane || tree.pins(r) != model_.pins(i)) return "lane or pins of a unit";
-    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-      const auto blocks = tree.blocks_of(r, g);
-      for (size_t k = 0; k < blocks.size(); ++k) {
-        if (!same_block(g, false, n.blocks[static_cast<size_t>(g)][k], blocks[k])) return "blocks of a unit";
-      }
-    }
-  }
-  return count == tree.tree().size() ? "" : "number of units";
-}
-
-template <class Traits>
-std::string machine<Traits>::compare_events() {
-  const auto is = cache_.events();
-  const auto& want = model_.events();
-  if (is.size() != want.size()) return "number of events";
-  for (size_t i = 0; i < is.size(); ++i) {
-    if ((is[i].kind == KVC_EVENT_STORED) != want[i].stored) return "kind of an event";
-    if (!want[i].stored && is[i].node != want[i].node) return "node of an event";
-  }
-  return {};
-}
-
-template <class Traits>
-std::string machine<Traits>::compare() {
-  if (const char* broken = cache_.check_invariants(); broken != nullptr)
-    return std::string("invariant: ") + broken;
-  if (model_.broken() != nullptr) return model_.broken();
-  const stats is = cache_.count();
-  const stats want = model_.count();
-  if (is.blocks_used + is.blocks_cached + is.blocks_free != is.blocks_total)
-    return "the blocks do not add up";
-  if (std::memcmp(&is, &want, sizeof is) != 0) {
-    uint64_t a[sizeof(stats) / 8], b[sizeof(stats) / 8];
-    std::memcpy(a, &is, sizeof is);
-    std::memcpy(b, &want, sizeof want);
-    for (size_t i = 0; i < std::size(a); ++i) {
-      if (a[i] != b[i])
-        return "counter " + std::to_string(i) + " is " + std::to_string(a[i]) + ", not " +
-               std::to_string(b[i]);
-    }
-  }
-  for (int32_t a = 0; a < model_.bounds().accounts(); ++a) {
-    if (cache_.charged(a) != model_.charged(a)) return "charge of account " + std::to_string(a);
-  }
-  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-    const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
-    for (int32_t space = 2 * g; space < 2 * g + 2; ++space) {
-      const auto n = static_cast<size_t>(space % 2 == 0 ? x.total : x.open);
-      name_of_[space].assign(n, oracle::absent);
-      id_of_[space].assign(n, oracle::absent);
-    }
-  }
-  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
-    if (std::string wrong = compare_sequence(s); !wrong.empty()) return wrong;
-  }
-  if (std::string wrong = compare_nodes(); !wrong.empty()) return wrong;
-  return compare_events();
-}
-
-template <class Traits>
-uint64_t machine<Traits>::observe() {
-  digest d;
-  const stats now = cache_.count();
-  uint64_t words[sizeof(stats) / 8];
-  std::memcpy(words, &now, sizeof now);
-  for (const uint64_t w : words) d.add(w);
-  for (const handle& h : handle_) {
-    d.add(h.live());
-    if (!h.live()) continue;
-    for (const int32_t x : {h.place(), h.held(), h.accepted(), h.committed(), h.reused()})
-      d.add(static_cast<uint64_t>(x));
-    for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-      d.add(static_cast<uint64_t>(h.sealed(g)));
-      for (const block_id b : h.table(g)) d.add(static_cast<uint64_t>(raw(b)));
-      for (const block_id b : h.open_table(g)) d.add(static_cast<uint64_t>(raw(b)));
-    }
-  }
-  for (const kvc_command& c : cache_.commands().view()) {
-    for (const int32_t x :
-         {int32_t{c.op}, int32_t{c.group}, int32_t{c.stage}, c.tokens, c.src, c.dst, c.arg}) {
-      d.add(static_cast<uint64_t>(x));
-    }
-  }
-  const auto& c = core();
-  for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-    if constexpr (requires(const typename Traits::allocator_type& a) { a.free_list(); }) {
-      for (const block_id b : c.pool.pool(g).free_list()) d.add(static_cast<uint64_t>(raw(b)));
-    }
-    for (const block_id b : c.pool.open(g).free_list()) d.add(static_cast<uint64_t>(raw(b)));
-  }
-  detail::walk(c, [&](node_id r) {
-    d.add(static_cast<uint64_t>(raw(r)));
-    d.add(static_cast<uint64_t>(c.tree.pins(r)));
-    for (const token_id t : c.tree.tree().tokens(r)) d.add(static_cast<uint64_t>(t));
-  });
-  for (int32_t a = 0; a < c.pool.accounts(); ++a) d.add(static_cast<uint64_t>(c.pool.charged(a)));
-  return d.value;
 }
 
 template <class Traits>
@@ -655,3 +412,5 @@ void machine<Traits>::restore(const checkpoint& c) {
 }
 
 }  // namespace kvcache::test
+
+#include "machine_compare.hpp"

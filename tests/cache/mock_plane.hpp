@@ -17,7 +17,8 @@ namespace kvcache::test {
 
 class mock_plane {
  public:
-  mock_plane(const rules& r, uint64_t seed) : random_(static_cast<std::mt19937::result_type>(seed)) {
+  mock_plane(const rules& r, uint64_t seed)
+      : random_(static_cast<std::minstd_rand::result_type>(seed % 1000003 + 1)) {
     for (const group_rule& g : r.groups) {
       block_size_.push_back(static_cast<size_t>(g.block_size));
       space_.emplace_back(static_cast<size_t>(g.total * g.block_size));
@@ -81,7 +82,7 @@ class mock_plane {
     return true;
   }
 
-  std::mt19937 random_;
+  std::minstd_rand random_;
   std::vector<size_t> block_size_;
   std::vector<std::vector<uint64_t>> space_;  // 2g, 2g + 1: as in the command list
   std::vector<kvc_command> stage_;

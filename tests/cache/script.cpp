@@ -3,7 +3,7 @@
 
 #include <random>
 
-#include "machine.hpp"
+#include "drive.hpp"
 #include "traits.hpp"
 
 namespace kvcache::test {
@@ -39,23 +39,15 @@ template <class Traits>
 outcome run(const rules& r, std::span<const uint8_t> ops) {
   outcome out;
   machine<Traits> m(r, &make_policy<Traits>, ops.size());
-  if (!m.created().empty()) {
-    out.failure = m.created();
-    return out;
-  }
-  for (; ops.size() >= operation::encoded_bytes; ops = ops.subspan(operation::encoded_bytes)) {
-    operation o = decode(ops, r.sequences, r.max_tokens);
-    if (o.pick % 32 != 0) o.s = m.live_near(o.s);  // the others find out what a closed handle answers
-    ++out.operations;
-    if (const std::string why = m.apply(o); !why.empty()) {
-      out.failure = "operation " + std::to_string(out.operations - 1) + " (" + describe(o) + "): " + why;
-      return out;
-    }
-  }
+  out.failure = m.created();
+  if (out.failure.empty()) out.failure = drive(m, ops, &out.operations);
+  if (!out.failure.empty()) return out;
   m.close_all();
   if (const std::string why = m.step(); !why.empty()) out.failure = "after closing all: " + why;
   out.activity = m.activity();
-  if (m.cache().count().blocks_used != 0) out.failure = "blocks are in use though all sequences are closed";
+  if (m.cache().count().blocks_used != 0) {
+    out.failure = "blocks are in use though all sequences are closed";
+  }
   return out;
 }
 
