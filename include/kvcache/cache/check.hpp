@@ -17,7 +17,10 @@ const char* check_tables(const core<Traits>& c) noexcept {
     for (int32_t g = 0; g < c.geo.groups; ++g) {
       const group_geometry& x = c.geo.group[g];
       const auto table = c.seqs.table(i, g);
-      if (q.columns[g] != std::max(ceil_div(q.held, x.block_size), x.reserve_blocks)) return "columns";
+      // A reservation is taken by the first extend.
+      const bool untouched = q.held == 0 && q.columns[g] == 0;
+      const int32_t columns = std::max(ceil_div(q.held, x.block_size), x.reserve_blocks);
+      if (!untouched && q.columns[g] != columns) return "columns";
       for (int32_t n = 0; n < q.path; ++n) {
         const auto b = c.tree.blocks_of(c.seqs.path(i)[static_cast<size_t>(n)], g);
         if (!std::equal(b.begin(), b.end(), table.begin() + n * x.per_unit)) return "path blocks";
