@@ -26,12 +26,13 @@ void make_room(core<Traits>& c, int32_t g, int32_t n, int32_t account) noexcept 
 template <class Traits>
 int32_t draft_room(core<Traits>& c, int32_t i) noexcept {
   const sequence_state& q = c.seqs.state(i);
-  int32_t room = INT32_MAX;
+  int64_t room = INT32_MAX;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const group_geometry& x = c.geo.group[g];
-    if (x.format.lossy) room = std::min(room, q.sealed[g] + x.block_size + x.format.residual - 1 - q.held);
+    if (!x.format.lossy) continue;
+    room = std::min(room, int64_t{q.sealed[g]} + x.block_size + x.format.residual - 1 - q.held);
   }
-  return std::max(0, room);
+  return static_cast<int32_t>(std::max<int64_t>(0, room));
 }
 
 template <class Traits>
