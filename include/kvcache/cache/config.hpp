@@ -21,7 +21,9 @@ struct group_config {
   int32_t block_size = 16;  ///< tokens, a power of two
   blocks total{};           ///< 0 = this group's part of `cache_config::capacity`
   blocks open{};            ///< open blocks of a lossy format; 0 = enough for every sequence's residual
-  int32_t reserve = 0;      ///< tokens a sequence reserves at its first extend (baseline); 0 = grow by block
+  /// Tokens a sequence reserves at its first extend, for an allocator that shares no blocks (`contiguous`);
+  /// 0 = grow by block.
+  int32_t reserve = 0;
   block_format format{};
 };
 

@@ -63,6 +63,13 @@ void unpin_from(core<Traits>& c, int32_t i, int32_t first) noexcept {
 template <class Traits>
 status core<Traits>::create(const geometry& g, std::span<const int32_t> limits, eviction evict) noexcept {
   geo = g;
+  for (int32_t i = 0; i < geo.groups; ++i) {
+    // Blocks that are reserved ahead of the text would be shared by forks and written by both.
+    const int32_t reserve = geo.group[i].reserve_blocks;
+    if (allocator::shareable && reserve != 0) {
+      return {errc::unsupported, "reserve", int64_t{reserve} * geo.group[i].block_size};
+    }
+  }
   if (status s = pool.create(geo, limits); !s) return s;
   if (status s = tree.create(geo, pool.accounts(), std::move(evict)); !s) return s;
   if (status s = scopes.create(geo.max_scopes, geo.format_fingerprint); !s) return s;
