@@ -12,6 +12,7 @@ namespace {
 
 constexpr int32_t most_heads = 1 << 16;
 constexpr int32_t most_width = 1 << 12;
+constexpr double most_parts = 1 << 26;  ///< split states kept at a time; beyond, splits are not dealt out
 constexpr int32_t item_states =
     96;  ///< rows times heads an item aims at: packing a tile then costs about 3 %
 
@@ -33,13 +34,14 @@ class carver {
 };
 
 attend_scratch carve_scratch(carver& c, const kvc_plan& p) noexcept {
-  const int64_t states = int64_t{p.row_block} * (p.q_heads / p.kv_heads);
+  const int64_t in_head = int64_t{p.row_block} * (p.q_heads / p.kv_heads);
+  const int64_t states = std::max<int64_t>(in_head, item_states);
   attend_scratch s;
   s.q = c.take<float>(states * p.dim_k);
   s.acc = c.take<float>(states * p.dim_v);
   s.max = c.take<float>(states);
   s.lanes = c.take<float>(states * sum_lanes);
-  s.weights = c.take<float>(states * tile_keys);
+  s.weights = c.take<float>(in_head * tile_keys);
   s.k_tile = c.take<float>(int64_t{p.dim_k} * tile_keys);
   s.v_tile = c.take<float>(int64_t{p.dim_v} * tile_keys);
   s.total = c.take<float>(states * p.dim_v);
@@ -90,6 +92,16 @@ struct attend_job {
   int64_t row_blocks(int64_t i) const noexcept {
     return (row_begin(i + 1) - row_begin(i) + plan.row_block - 1) / plan.row_block;
   }
+  /// Kv heads an item of this sequence takes: as many as fit with all its rows.
+  int64_t head_block(int64_t i) const noexcept {
+    if (batch.kv_len_head_stride != 0 || batch.k_pos_head_stride != 0) return 1;
+    const int64_t rows = std::clamp<int64_t>(row_begin(i + 1) - row_begin(i), 1, plan.row_block);
+    return std::clamp<int64_t>(item_states / (rows * group()), 1, plan.head_block);
+  }
+  int64_t head_blocks(int64_t i) const noexcept {
+    const int64_t heads = head_block(i);
+    return (plan.kv_heads + heads - 1) / heads;
+  }
   int32_t kv_len(int64_t i, int64_t head) const noexcept {
     const int64_t stride = dense(batch.kv_len_stride, batch.kv_len_head_stride, plan.kv_heads);
     return batch.kv_len[i * stride + head * batch.kv_len_head_stride];
@@ -114,7 +126,7 @@ int64_t number_items(const attend_job& job, bool by_split) noexcept {
   int64_t total = 0;
   for (int64_t i = 0; i < job.batch.n; ++i) {
     job.first_item[i] = total;
-    total += job.row_blocks(i) * job.plan.kv_heads * (by_split ? job.splits(i) : 1);
+    total += job.row_blocks(i) * job.head_blocks(i) * (by_split ? job.splits(i) : 1);
   }
   job.first_item[job.batch.n] = total;
   return total;
@@ -137,7 +149,8 @@ attend_item locate(const attend_job& job, int64_t number, bool by_split, int64_t
   item.q_scale = job.q_scale;
   item.cap_log2 = job.cap_log2;
   item.sequence = static_cast<int32_t>(i);
-  item.head = static_cast<int32_t>(rest / splits / blocks);
+  item.head = static_cast<int32_t>(rest / splits / blocks * job.head_block(i));
+  item.heads = static_cast<int32_t>(std::min<int64_t>(job.head_block(i), job.plan.kv_heads - item.head));
   item.first_row = job.row_begin(i) + block * job.plan.row_block;
   item.rows =
       static_cast<int32_t>(std::min<int64_t>(job.plan.row_block, job.row_begin(i + 1) - item.first_row));
@@ -158,25 +171,23 @@ void run_whole(const attend_job& job, int32_t worker, int64_t number) noexcept {
   int64_t unused = 0;
   const attend_item item = locate(job, number, false, unused);
   const attend_scratch s = job.scratch_of(worker);
-  const int64_t states = int64_t{item.rows} * item.group;
   const int32_t dim = job.plan.dim_v;
-  std::fill_n(s.total_max, states, minus_infinity);
-  std::fill_n(s.total_sum, states, 0.0f);
+  std::fill_n(s.total_max, item.states(), minus_infinity);
+  std::fill_n(s.total_sum, item.states(), 0.0f);
   job.body.prepare(item, s);
   for (int64_t split = 0; split < splits_of(item.kv_len); ++split) {
     const tile_range range = visible_tiles(item, split);
     if (range.first >= range.last) continue;
     job.body.split(item, s, range);
-    for (int64_t r = 0; r < states; ++r) {
-      state total{s.total_max[r], s.total_sum[r]};
-      join(total, s.total + r * dim, {s.max[r], fold_lanes(s.lanes + r * sum_lanes)}, s.acc + r * dim, dim);
-      s.total_max[r] = total.max;
-      s.total_sum[r] = total.sum;
+    for (int64_t i = 0; i < item.states(); ++i) {
+      state total{s.total_max[i], s.total_sum[i]};
+      join(total, s.total + i * dim, {s.max[i], fold_lanes(s.lanes + i * sum_lanes)}, s.acc + i * dim, dim);
+      s.total_max[i] = total.max;
+      s.total_sum[i] = total.sum;
     }
   }
-  for (int64_t r = 0; r < states; ++r) {
-    write_row(job, item.first_row + r / item.group, int64_t{item.head} * item.group + r % item.group,
-              {s.total_max[r], s.total_sum[r]}, s.total + r * dim);
+  for (int64_t i = 0; i < item.states(); ++i) {
+    write_row(job, item.row_of(i), item.q_head_of(i), {s.total_max[i], s.total_sum[i]}, s.total + i * dim);
   }
 }
 
@@ -185,7 +196,6 @@ void run_split(const attend_job& job, int32_t worker, int64_t number) noexcept {
   int64_t split = 0;
   const attend_item item = locate(job, number, true, split);
   const attend_scratch s = job.scratch_of(worker);
-  const int64_t states = int64_t{item.rows} * item.group;
   const int32_t dim = job.plan.dim_v;
   const tile_range range = visible_tiles(item, split);
   const bool any = range.first < range.last;
@@ -193,31 +203,27 @@ void run_split(const attend_job& job, int32_t worker, int64_t number) noexcept {
     job.body.prepare(item, s);
     job.body.split(item, s, range);
   }
-  for (int64_t r = 0; r < states; ++r) {
-    const int64_t at =
-        job.part_index(item.first_row + r / item.group, int64_t{item.head} * item.group + r % item.group) +
-        split;
-    job.parts.states[at] = any ? state{s.max[r], fold_lanes(s.lanes + r * sum_lanes)} : state{};
-    if (any) std::memcpy(job.parts.acc + at * dim, s.acc + r * dim, sizeof(float) * static_cast<size_t>(dim));
+  for (int64_t i = 0; i < item.states(); ++i) {
+    const int64_t at = job.part_index(item.row_of(i), item.q_head_of(i)) + split;
+    job.parts.states[at] = any ? state{s.max[i], fold_lanes(s.lanes + i * sum_lanes)} : state{};
+    if (any) std::memcpy(job.parts.acc + at * dim, s.acc + i * dim, sizeof(float) * static_cast<size_t>(dim));
   }
 }
 
-/// Joins the splits of one (sequence, head) in ascending order.
+/// Joins the splits of an item in ascending order.
 void join_splits(const attend_job& job, int32_t worker, int64_t number) noexcept {
   int64_t unused = 0;
   const attend_item item = locate(job, number, false, unused);
   float* acc = job.scratch_of(worker).total;
   const int32_t dim = job.plan.dim_v;
   const int64_t splits = job.splits(item.sequence);
-  for (int64_t r = 0; r < int64_t{item.rows} * item.group; ++r) {
-    const int64_t row = item.first_row + r / item.group;
-    const int64_t q_head = int64_t{item.head} * item.group + r % item.group;
-    const int64_t at = job.part_index(row, q_head);
+  for (int64_t s = 0; s < item.states(); ++s) {
+    const int64_t at = job.part_index(item.row_of(s), item.q_head_of(s));
     state total;
     for (int64_t i = at; i < at + splits; ++i) {
       join(total, acc, job.parts.states[i], job.parts.acc + i * dim, dim);
     }
-    write_row(job, row, q_head, total, acc);
+    write_row(job, item.row_of(s), item.q_head_of(s), total, acc);
   }
 }
 
@@ -268,8 +274,9 @@ kvc_status check_plan_in(const kvc_plan_in* in, kvc_error* error) noexcept {
 
 kvc_status check_plan(const kvc_plan* plan, const kvc_kv& kv, kvc_error* error) noexcept {
   KVC_TRY(check_struct(plan, KVC_FIELD_PLAN, error));
-  const bool made = plan->width >= 1 && plan->width <= most_width && plan->row_block >= 1 && plan->n >= 0 &&
-                    plan->max_q >= 1 && plan->max_kv >= 0 && plan->kv_heads >= 1 && plan->q_heads >= 1;
+  const bool made = plan->width >= 1 && plan->width <= most_width && plan->row_block >= 1 &&
+                    plan->head_block >= 1 && plan->n >= 0 && plan->max_q >= 1 && plan->max_kv >= 0 &&
+                    plan->kv_heads >= 1 && plan->q_heads >= 1;
   if (!made) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_PLAN);
   if (find_kernel(plan->target) == nullptr) {
     return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TARGET, plan->target);
@@ -374,9 +381,14 @@ kvc_status kvc_cpu_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error)
   p.n = in->n;
   p.max_q = in->max_q;
   p.max_kv = in->max_kv;
-  // Few long sequences would leave workers idle: deal their splits out as well.
-  p.splits = p.width > 1 && in->max_q <= p.row_block && in->max_kv > split_keys &&
-             int64_t{in->n} * kv.kv_heads < 4 * int64_t{p.width};
+  // Heads of a block lie behind each other, so an item takes several; few long sequences would then leave
+  // workers idle, so their splits are dealt out too, and heads one by one where that is still not enough.
+  const int64_t wanted = p.width > 1 ? 4 * int64_t{p.width} : 1;
+  const double parts = double(in->n) * in->max_q * in->q_heads * double(splits_of(in->max_kv));
+  p.splits = in->max_q <= p.row_block && in->max_kv > split_keys && in->n < wanted && parts < most_parts;
+  const int64_t items = std::max<int64_t>(in->n, 1) * (p.splits != 0 ? splits_of(in->max_kv) : 1);
+  const int64_t cuts = std::min<int64_t>((wanted + items - 1) / items, kv.kv_heads);
+  p.head_block = static_cast<int32_t>((kv.kv_heads + cuts - 1) / cuts);
   carver c(nullptr);
   (void)c.take<int64_t>(int64_t{p.n} + 1);
   (void)carve_partials(c, p);

@@ -29,7 +29,9 @@ inline constexpr int32_t sum_lanes = 16;
 inline constexpr int32_t max_dim = 256;
 inline constexpr float log2_e = 1.44269504088896340736f;
 
-/// Rows of one sequence, all query heads of one kv head: the unit a worker takes.
+/// Rows of one sequence, all query heads of one or more kv heads: the unit a worker takes. Several heads
+/// share an item only where they share lengths and positions; then a block's heads are read one behind the
+/// other, as they lie in memory.
 struct attend_item {
   const kvc_kv* kv = nullptr;
   const kvc_batch* batch = nullptr;
@@ -37,23 +39,32 @@ struct attend_item {
   const kvc_softmax* softmax = nullptr;
   float q_scale = 0;   ///< multiplied into the query before the dot product
   float cap_log2 = 0;  ///< soft cap times log2 e, 0 = none
-  int32_t sequence = 0, head = 0;
+  int32_t sequence = 0;
+  int32_t head = 0, heads = 0;  ///< first kv head and their number
   int64_t first_row = 0;
   int32_t rows = 0;   ///< query rows
-  int32_t group = 0;  ///< query heads per kv head; state row = row * group + head within the group
+  int32_t group = 0;  ///< query heads per kv head
   int32_t kv_len = 0, sealed = 0;
+
+  /// States of one kv head; state = (head within the item * rows + row) * group + query head of the group.
+  int64_t per_head() const noexcept { return int64_t{rows} * group; }
+  int64_t states() const noexcept { return per_head() * heads; }
+  int64_t row_of(int64_t state) const noexcept { return first_row + state % per_head() / group; }
+  int64_t q_head_of(int64_t state) const noexcept {
+    return (head + state / per_head()) * group + state % group;
+  }
 };
 
 /// Memory of one worker. States are those of the split being worked on, then of all splits so far.
 struct attend_scratch {
-  float* q = nullptr;        ///< [rows*group][dim_k], scaled; order within is the kernel's business
-  float* acc = nullptr;      ///< [rows*group][dim_v]
-  float* max = nullptr;      ///< [rows*group]
-  float* lanes = nullptr;    ///< [rows*group][sum_lanes]
-  float* weights = nullptr;  ///< [rows*group][tile_keys]
+  float* q = nullptr;        ///< [states][dim_k], scaled; order within a head is the kernel's business
+  float* acc = nullptr;      ///< [states][dim_v]
+  float* max = nullptr;      ///< [states]
+  float* lanes = nullptr;    ///< [states][sum_lanes]
+  float* weights = nullptr;  ///< [states of one head][tile_keys]
   float* k_tile = nullptr;   ///< [dim_k][tile_keys]
   float* v_tile = nullptr;   ///< [tile_keys][dim_v]
-  float* total = nullptr;    ///< [rows*group][dim_v]
+  float* total = nullptr;    ///< [states][dim_v]
   float* total_max = nullptr;
   float* total_sum = nullptr;
   uint64_t* seen = nullptr;  ///< [rows] keys of the tile each row may see
@@ -91,10 +102,10 @@ const kernel* find_kernel(int32_t target) noexcept;
 /// Part of the split that is worth visiting: clipped to kv_len and to what windows and causality leave.
 tile_range visible_tiles(const attend_item& item, int64_t split) noexcept;
 
-/// Finds the blocks of one tile.
-void resolve_tile(const attend_item& item, int64_t tile_index, tile& out) noexcept;
+/// Finds the blocks of one tile for one of the item's heads.
+void resolve_tile(const attend_item& item, int32_t head, int64_t tile_index, tile& out) noexcept;
 
-/// Fills scratch.seen for the tile; returns the union over rows.
+/// Fills scratch.seen for the tile, for all heads of the item; returns the union over rows.
 uint64_t seen_keys(const attend_item& item, const tile& t, uint64_t* seen) noexcept;
 
 /// Sets the states of `rows` rows to empty.

@@ -15,13 +15,11 @@ namespace {
 void prepare(const attend_item& item, const attend_scratch& s) noexcept {
   const int32_t dim = item.kv->dim_k;
   const int64_t element = element_size(item.q->type);
-  for (int32_t r = 0; r < item.rows; ++r) {
-    for (int32_t g = 0; g < item.group; ++g) {
-      const std::byte* from = bytes_of(item.q->data) + (item.first_row + r) * item.q->row_stride +
-                              (int64_t{item.head} * item.group + g) * item.q->head_stride;
-      float* to = s.q + (int64_t{r} * item.group + g) * dim;
-      for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * element, item.q->type) * item.q_scale;
-    }
+  for (int64_t i = 0; i < item.states(); ++i) {
+    const std::byte* from = bytes_of(item.q->data) + item.row_of(i) * item.q->row_stride +
+                            item.q_head_of(i) * item.q->head_stride;
+    float* to = s.q + i * dim;
+    for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * element, item.q->type) * item.q_scale;
   }
 }
 
@@ -65,22 +63,22 @@ void add_values(const attend_item& item, const tile& t, uint64_t seen, const flo
 
 void split(const attend_item& item, const attend_scratch& s, tile_range range) noexcept {
   const int32_t dim_k = item.kv->dim_k, dim_v = item.kv->dim_v;
-  clear_states(s.acc, s.max, s.lanes, int64_t{item.rows} * item.group, dim_v);
+  clear_states(s.acc, s.max, s.lanes, item.states(), dim_v);
   for (int64_t index = range.first; index < range.last; ++index) {
-    tile t;
-    resolve_tile(item, index, t);
-    if (seen_keys(item, t, s.seen) == 0) continue;
-    for (int64_t row = 0; row < int64_t{item.rows} * item.group; ++row) {
-      const uint64_t seen = s.seen[row / item.group];
+    for (int64_t state = 0; state < item.states(); ++state) {
+      tile t;
+      resolve_tile(item, item.head + static_cast<int32_t>(state / item.per_head()), index, t);
+      if (seen_keys(item, t, s.seen) == 0) break;
+      const uint64_t seen = s.seen[state % item.per_head() / item.group];
       if (seen == 0) continue;
       float* w = s.weights;
       std::fill_n(w, tile_keys, -std::numeric_limits<float>::infinity());
       for (uint64_t rest = seen; rest != 0; rest &= rest - 1) {
         const int32_t j = std::countr_zero(rest);
-        w[j] = score(item, t, j, s.q + row * dim_k);
+        w[j] = score(item, t, j, s.q + state * dim_k);
       }
-      soften(w, s.max[row], s.lanes + row * sum_lanes, s.acc + row * dim_v, dim_v);
-      add_values(item, t, seen, w, s.acc + row * dim_v);
+      soften(w, s.max[state], s.lanes + state * sum_lanes, s.acc + state * dim_v, dim_v);
+      add_values(item, t, seen, w, s.acc + state * dim_v);
     }
   }
 }

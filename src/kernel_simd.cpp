@@ -122,11 +122,11 @@ HWY_INLINE void fetch(const void* p) {
   __builtin_prefetch(p, 0, 2);
 }
 
-/// Rows of an item in blocks of at most max_rows, as even as possible.
+/// Rows of one head of an item in blocks of at most max_rows, as even as possible.
 struct row_blocks {
   int64_t rows, count;
   explicit row_blocks(const attend_item& item)
-      : rows(int64_t{item.rows} * item.group), count((rows + max_rows - 1) / max_rows) {}
+      : rows(item.per_head()), count((rows + max_rows - 1) / max_rows) {}
   int64_t begin(int64_t i) const { return i * (rows / count) + std::min(i, rows % count); }
 };
 
@@ -360,74 +360,97 @@ HWY_INLINE void transpose_8x8(const hn::Vec<tag_8> (&in)[8], float* HWY_RESTRICT
 #endif
 }
 
+/// Eight neighbouring keys of a tile: where each begins, and where those of the tile that comes next do.
+struct eight_keys {
+  const std::byte* at[8];
+  const std::byte* next[8];  ///< null: nothing to ask for
+  const kvc_plane* plane;    ///< null: none of them is present
+  bool neighbours;           ///< in one run, so that transposed ones lie side by side
+  bool uniform;              ///< all in the same plane
+};
+
 /// 8 keys that are rows of channels.
 template <class T>
-void pack_key_rows(const std::byte* const* keys, int32_t dim, float* HWY_RESTRICT to) {
+void pack_key_rows(const eight_keys& k, int32_t dim, float* HWY_RESTRICT to) {
   const tag_8 d;
+  constexpr int32_t line = 64 / int32_t{sizeof(T)};
   for (int32_t c = 0; c < dim; c += 8) {
+    if (k.next[0] != nullptr && c % line == 0) {
+      for (int i = 0; i < 8; ++i) fetch(reinterpret_cast<const T*>(k.next[i]) + c);
+    }
     hn::Vec<tag_8> rows[8];
-    for (int i = 0; i < 8; ++i) rows[i] = load_as(d, reinterpret_cast<const T*>(keys[i]) + c);
+    for (int i = 0; i < 8; ++i) rows[i] = load_as(d, reinterpret_cast<const T*>(k.at[i]) + c);
     transpose_8x8(rows, to + c * tile_keys);
   }
 }
 
 /// 8 keys side by side in every channel.
 template <class T>
-void pack_key_columns(const std::byte* keys, int64_t stride, int32_t dim, float* HWY_RESTRICT to) {
+void pack_key_columns(const eight_keys& k, int32_t dim, float* HWY_RESTRICT to) {
   const tag_8 d;
   for (int32_t c = 0; c < dim; ++c) {
-    hn::StoreU(load_as(d, reinterpret_cast<const T*>(keys + c * stride)), d, to + c * tile_keys);
+    if (k.next[0] != nullptr) fetch(k.next[0] + c * k.plane->dim_stride);
+    hn::StoreU(load_as(d, reinterpret_cast<const T*>(k.at[0] + c * k.plane->dim_stride)), d,
+               to + c * tile_keys);
   }
 }
 
 template <class T>
-void pack_eight(const kvc_plane& plane, const std::byte* const* keys, bool neighbours, int32_t dim,
-                float* to) {
-  const int64_t element = sizeof(T);
-  if (neighbours && plane.token_stride == element) {
-    pack_key_columns<T>(keys[0], plane.dim_stride, dim, to);
-  } else if (plane.dim_stride == element) {
-    pack_key_rows<T>(keys, dim, to);
-  } else {
-    for (int32_t c = 0; c < dim; ++c) {
-      for (int i = 0; i < 8; ++i) to[c * tile_keys + i] = to_float(read<T>(keys[i] + c * plane.dim_stride));
-    }
+void pack_eight(const eight_keys& k, int32_t dim, float* to) {
+  if (k.neighbours && k.plane->token_stride == int64_t{sizeof(T)}) return pack_key_columns<T>(k, dim, to);
+  if (k.plane->dim_stride == int64_t{sizeof(T)}) return pack_key_rows<T>(k, dim, to);
+  for (int32_t c = 0; c < dim; ++c) {
+    for (int i = 0; i < 8; ++i) to[c * tile_keys + i] = to_float(read<T>(k.at[i] + c * k.plane->dim_stride));
   }
 }
 
-/// Eight keys of one tile; absent ones repeat a present one, whose scores are masked.
-void pack_keys_at(const attend_item& item, const tile& t, int32_t first, float* to) {
-  const std::byte* keys[8];
+const kvc_plane& key_plane(const attend_item& item, const tile& t, int32_t run) {
+  return (t.open >> run & 1) != 0 ? item.kv->open_k : item.kv->k;
+}
+
+/// Keys first .. first + 7; absent ones repeat a present one, whose scores are masked.
+eight_keys find_eight(const attend_item& item, const tile& t, const tile* next, int32_t first) {
+  eight_keys k{};
+  k.uniform = true;
+  k.neighbours = t.run_keys >= 8;
   const std::byte* some = nullptr;
-  const kvc_plane* plane = nullptr;
-  bool uniform = true;
   for (int32_t i = 0; i < 8; ++i) {
     const int32_t run = (first + i) / t.run_keys;
-    keys[i] = nullptr;
     if (run >= t.runs || t.k[run] == nullptr) continue;
-    const kvc_plane& p = (t.open >> run & 1) != 0 ? item.kv->open_k : item.kv->k;
-    uniform = uniform && (plane == nullptr || plane == &p);
-    plane = &p;
-    keys[i] = some = t.k[run] + (first + i) % t.run_keys * p.token_stride;
-    if (!uniform) break;
+    const kvc_plane& p = key_plane(item, t, run);
+    k.uniform = k.uniform && (k.plane == nullptr || k.plane == &p);
+    k.plane = &p;
+    k.at[i] = some = t.k[run] + (first + i) % t.run_keys * p.token_stride;
   }
-  if (some == nullptr) return;
-  if (!uniform) {  // small blocks at the border between sealed and open ones
-    for (uint64_t rest = t.present >> first & 0xff; rest != 0; rest &= rest - 1) {
-      const int32_t j = first + std::countr_zero(rest), run = j / t.run_keys;
-      const kvc_plane& p = (t.open >> run & 1) != 0 ? item.kv->open_k : item.kv->k;
-      const std::byte* key = t.k[run] + j % t.run_keys * p.token_stride;
-      for (int32_t c = 0; c < item.kv->dim_k; ++c) {
-        to[c * tile_keys + j - first] = load(key + c * p.dim_stride, p.type);
+  for (auto& key : k.at) key = key == nullptr ? some : key;
+  const int32_t last = (first + 7) / t.run_keys;
+  if (next == nullptr || !k.neighbours || last >= next->runs || next->k[last] == nullptr) return k;
+  const kvc_plane& p = key_plane(item, *next, last);
+  for (int32_t i = 0; i < 8; ++i) k.next[i] = next->k[last] + (first + i) % t.run_keys * p.token_stride;
+  return k;
+}
+
+void pack_keys(const attend_item& item, const tile& t, const tile* next, float* scratch) {
+  const int32_t dim = item.kv->dim_k;
+  for (int32_t first = 0; first < tile_keys; first += 8) {
+    const eight_keys k = find_eight(item, t, next, first);
+    float* to = scratch + first;
+    if (k.plane == nullptr) continue;
+    if (!k.uniform) {  // small blocks at the border between sealed and open ones
+      for (uint64_t rest = t.present >> first & 0xff; rest != 0; rest &= rest - 1) {
+        const int32_t i = std::countr_zero(rest);
+        const kvc_plane& p = key_plane(item, t, (first + i) / t.run_keys);
+        const std::byte* key = t.k[(first + i) / t.run_keys] + (first + i) % t.run_keys * p.token_stride;
+        for (int32_t c = 0; c < dim; ++c) to[c * tile_keys + i] = load(key + c * p.dim_stride, p.type);
       }
+    } else if (k.plane->type == KVC_F32) {
+      pack_eight<float>(k, dim, to);
+    } else if (k.plane->type == KVC_F16) {
+      pack_eight<f16>(k, dim, to);
+    } else {
+      pack_eight<bf16>(k, dim, to);
     }
-    return;
   }
-  for (auto& key : keys) key = key == nullptr ? some : key;
-  const bool neighbours = t.run_keys >= 8;
-  if (plane->type == KVC_F32) return pack_eight<float>(*plane, keys, neighbours, item.kv->dim_k, to);
-  if (plane->type == KVC_F16) return pack_eight<f16>(*plane, keys, neighbours, item.kv->dim_k, to);
-  pack_eight<bf16>(*plane, keys, neighbours, item.kv->dim_k, to);
 }
 
 template <class T>
@@ -485,7 +508,7 @@ void view_keys(const attend_item& item, const tile& t, const tile* next, int64_t
                key_view& k) {
   const kvc_plane& plane = item.kv->k;
   if (!keys_direct(item, t, blocks)) {
-    for (int32_t j = 0; j < tile_keys; j += 8) pack_keys_at(item, t, j, scratch + j);
+    pack_keys(item, t, blocks <= 2 ? next : nullptr, scratch);
     for (int32_t v = 0; v < key_vectors; ++v) k.keys[v] = bytes_of(scratch + v * lanes);
     k.stride = tile_keys * int64_t{sizeof(float)};
     k.type = KVC_F32;
@@ -536,12 +559,13 @@ void prepare(const attend_item& item, const attend_scratch& s) {
   const row_blocks blocks(item);
   const int32_t dim = item.kv->dim_k;
   const int64_t element = element_size(item.q->type);
-  for (int64_t b = 0; b < blocks.count; ++b) {
-    const int64_t first = blocks.begin(b), n = blocks.begin(b + 1) - first;
+  for (int64_t b = 0; b < blocks.count * item.heads; ++b) {
+    const int64_t in_head = blocks.begin(b % blocks.count);
+    const int64_t first = b / blocks.count * blocks.rows + in_head;
+    const int64_t n = blocks.begin(b % blocks.count + 1) - in_head;
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t row = item.first_row + (first + i) / item.group;
-      const int64_t head = int64_t{item.head} * item.group + (first + i) % item.group;
-      const std::byte* from = bytes_of(item.q->data) + row * item.q->row_stride + head * item.q->head_stride;
+      const std::byte* from = bytes_of(item.q->data) + item.row_of(first + i) * item.q->row_stride +
+                              item.q_head_of(first + i) * item.q->head_stride;
       float* to = s.q + first * dim + i;
       for (int32_t c = 0; c < dim; ++c) to[c * n] = load(from + c * element, item.q->type) * item.q_scale;
     }
@@ -585,30 +609,50 @@ void weigh(const attend_item& item, const attend_scratch& s, const key_view& k, 
   }
 }
 
-void split(const attend_item& item, const attend_scratch& s, tile_range range) {
+/// The scratch of one head of the item; weights, tiles and `seen` are shared.
+attend_scratch head_scratch(const attend_item& item, attend_scratch s, int64_t head) {
+  const int64_t first = head * item.per_head();
+  s.q += first * item.kv->dim_k;
+  s.acc += first * item.kv->dim_v;
+  s.max += first;
+  s.lanes += first * sum_lanes;
+  return s;
+}
+
+/// One tile of one head.
+void visit(const attend_item& item, const attend_scratch& s, const tile& t, const tile* next) {
   const row_blocks blocks(item);
-  clear_states(s.acc, s.max, s.lanes, blocks.rows, item.kv->dim_v);
+  key_view k;
+  value_view v;
+  view_keys(item, t, next, blocks.count, s.k_tile, k);
+  view_values(item, t, next, blocks.count, s.v_tile, v);
+  for (int64_t b = 0; b < blocks.count; ++b) {
+    weigh(item, s, k, blocks.begin(b), blocks.begin(b + 1));
+    k.ahead = false;
+  }
+  for (int64_t b = 0; b < blocks.count; ++b) {
+    const int64_t first = blocks.begin(b);
+    add_values(item, s, v, first, blocks.begin(b + 1) - first);
+    v.ahead = false;
+  }
+}
+
+/// Tile by tile, in each the heads as they lie in memory: tile, next head ... next tile.
+void split(const attend_item& item, const attend_scratch& s, tile_range range) {
+  clear_states(s.acc, s.max, s.lanes, item.states(), item.kv->dim_v);
   // The tile after the last one is most likely the first of the next split: worth asking for.
   const int64_t tiles = (int64_t{item.kv_len} + tile_keys - 1) / tile_keys;
   tile two[2];
-  resolve_tile(item, range.first, two[range.first % 2]);
+  int now = 0;
+  resolve_tile(item, item.head, range.first, two[now]);
   for (int64_t index = range.first; index < range.last; ++index) {
-    const tile& t = two[index % 2];
-    const tile* next = index + 1 < tiles ? &two[(index + 1) % 2] : nullptr;
-    if (next != nullptr) resolve_tile(item, index + 1, two[(index + 1) % 2]);
-    if (seen_keys(item, t, s.seen) == 0) continue;
-    key_view k;
-    value_view v;
-    view_keys(item, t, next, blocks.count, s.k_tile, k);
-    view_values(item, t, next, blocks.count, s.v_tile, v);
-    for (int64_t b = 0; b < blocks.count; ++b) {
-      weigh(item, s, k, blocks.begin(b), blocks.begin(b + 1));
-      k.ahead = false;
-    }
-    for (int64_t b = 0; b < blocks.count; ++b) {
-      const int64_t first = blocks.begin(b);
-      add_values(item, s, v, first, blocks.begin(b + 1) - first);
-      v.ahead = false;
+    const bool any = seen_keys(item, two[now], s.seen) != 0;
+    for (int32_t h = any ? 0 : item.heads - 1; h < item.heads; ++h) {
+      const bool last = h + 1 == item.heads;
+      const bool more = !last || index + 1 < tiles;
+      if (more) resolve_tile(item, last ? item.head : item.head + h + 1, index + last, two[1 - now]);
+      if (any) visit(item, head_scratch(item, s, h), two[now], more ? &two[1 - now] : nullptr);
+      now = 1 - now;
     }
   }
 }

@@ -46,7 +46,7 @@ tile_range visible_tiles(const attend_item& item, int64_t split) noexcept {
   return {first / tile_keys, (last + tile_keys - 1) / tile_keys};
 }
 
-void resolve_tile(const attend_item& item, int64_t tile_index, tile& out) noexcept {
+void resolve_tile(const attend_item& item, int32_t head, int64_t tile_index, tile& out) noexcept {
   const kvc_kv& kv = *item.kv;
   const kvc_batch& b = *item.batch;
   out.first = tile_index * tile_keys;
@@ -66,8 +66,8 @@ void resolve_tile(const attend_item& item, int64_t tile_index, tile& out) noexce
       continue;
     }
     const int64_t offset = slot & (kv.block - 1);
-    out.k[r] = cell(in_open ? kv.open_k : kv.k, id, item.head, offset);
-    out.v[r] = cell(in_open ? open_v_plane(kv) : v_plane(kv), id, item.head, offset);
+    out.k[r] = cell(in_open ? kv.open_k : kv.k, id, head, offset);
+    out.v[r] = cell(in_open ? open_v_plane(kv) : v_plane(kv), id, head, offset);
     out.open |= uint64_t{in_open} << r;
     out.present |= bit_range(slot - out.first, std::min(slot - out.first + out.run_keys, left));
   }

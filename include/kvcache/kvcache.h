@@ -261,7 +261,7 @@ typedef struct kvc_plan {
   uint32_t struct_size;
   int32_t target, width, splits, row_block;
   int32_t q_heads, kv_heads, dim_k, dim_v, block;
-  int32_t n, max_q, max_kv, reserved;
+  int32_t n, max_q, max_kv, head_block;
   size_t workspace_bytes;
 } kvc_plan;
 

@@ -2,10 +2,15 @@
 #pragma once
 // Host memory for the keys and values of one group: one region, cut into planes.
 //
-//   region   | layer 0: K plane | V plane | layer 1: K plane | V plane | ...
-//   K plane  [block][kv head][dim][slot]   keys transposed inside a block (the default)
-//         or [block][kv head][slot][dim]   row-major
-//   V plane  [block][kv head][slot][dim]
+//   region  | layer 0 | layer 1 | ...
+//   layer   | block 0 | block 1 | ...
+//   block   | head 0: K cell | V cell | head 1: K cell | V cell | ...
+//   K cell  [dim][slot]   keys transposed inside a block (the default), or
+//           [slot][dim]   row-major
+//   V cell  [slot][dim]
+//
+// A block of a layer is one run of bytes: what attention reads of a shuffled table is as long as it can be
+// (docs/decisions/0002).
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -85,15 +90,15 @@ class host_planes {
 
 namespace detail {
 
-/// A plane whose cells are dense [slot][dim], or [dim][slot] when transposed.
-constexpr kvc_plane dense_plane(void* data, const group_shape& s, int32_t block, int32_t dim,
-                                bool transposed) noexcept {
+/// A plane of cells [slot][dim], or [dim][slot] when transposed; `head_stride` bytes from head to head.
+constexpr kvc_plane plane_of_cells(void* data, const group_shape& s, int32_t block, int32_t dim,
+                                   bool transposed, int64_t head_stride) noexcept {
   const int64_t element = element_bytes(s.type);
   kvc_plane p{};
   p.data = data;
   p.type = static_cast<int16_t>(s.type);
-  p.head_stride = element * block * dim;
-  p.block_stride = p.head_stride * s.kv_heads;
+  p.head_stride = head_stride;
+  p.block_stride = head_stride * s.kv_heads;
   p.token_stride = transposed ? element : element * dim;
   p.dim_stride = transposed ? element * block : element;
   return p;
@@ -165,12 +170,14 @@ inline void host_planes::describe(const host_planes_config& config) noexcept {
     kv.dim_v = s.head_dim_v;
     kv.block = config.block_size;
     kv.blocks = config.blocks;
-    kv.k = detail::dense_plane(at, s, kv.block, kv.dim_k, config.order == k_order::transposed);
-    at += kv.k.block_stride * kv.blocks;
-    if (!s.v_aliases_k) {
-      kv.v = detail::dense_plane(at, s, kv.block, kv.dim_v, false);
-      at += kv.v.block_stride * kv.blocks;
+    const int64_t slot = element_bytes(s.type) * int64_t{kv.block};
+    const int64_t k_cell = slot * kv.dim_k, v_cell = s.v_aliases_k ? 0 : slot * kv.dim_v;
+    const bool transposed = config.order == k_order::transposed;
+    kv.k = detail::plane_of_cells(at, s, kv.block, kv.dim_k, transposed, k_cell + v_cell);
+    if (v_cell != 0) {
+      kv.v = detail::plane_of_cells(at + k_cell, s, kv.block, kv.dim_v, false, k_cell + v_cell);
     }
+    at += kv.k.block_stride * kv.blocks;
     kv.layout = kvc_layout(&kv);
   }
 }
