@@ -90,6 +90,7 @@ function(kvcache_register_test name)
   endif()
   set(full "${KVCACHE_TEST_PREFIX}${name}")
   add_test(NAME "${full}" COMMAND ${KVCACHE_TEST_LAUNCHER} ${arg_COMMAND} WORKING_DIRECTORY "${kvcache_BINARY_DIR}")
+  # allocator_may_return_null: that an allocation fails is a value here, also under a sanitizer.
   set_tests_properties(
     "${full}"
     PROPERTIES LABELS "${arg_LABELS}"
@@ -97,7 +98,8 @@ function(kvcache_register_test name)
                RUN_SERIAL "${arg_RUN_SERIAL}"
                ENVIRONMENT
                "KVCACHE_MODEL=${KVCACHE_MODEL};KVCACHE_TEST_EFFORT=${KVCACHE_TEST_EFFORT};\
-ASAN_OPTIONS=detect_stack_use_after_return=1;UBSAN_OPTIONS=print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1")
+ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1;UBSAN_OPTIONS=print_stacktrace=1;\
+TSAN_OPTIONS=halt_on_error=1:allocator_may_return_null=1")
 endfunction()
 
 # kvcache_add_test(<name> SOURCES <file>... [LIBRARIES <target>...] [LABELS <label>...] [TIMEOUT <seconds>]
