@@ -137,11 +137,16 @@ result<std::unique_ptr<loaded>> load_model(const common_options& options) {
   return parts;
 }
 
+kv_type kv_type_of(std::string_view option) {
+  if (option == "f16") return kv_type::f16;
+  return option == "bf16" ? kv_type::bf16 : kv_type::f32;
+}
+
 result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, loaded& parts, int max_tokens,
                                                int max_sequences) {
   cache_config config;
   config.shape = parts.model->shape().kv;
-  config.type = options.type == "f16" ? kv_type::f16 : options.type == "bf16" ? kv_type::bf16 : kv_type::f32;
+  config.type = kv_type_of(options.type);
   config.block_size = options.block_size;
   config.max_sequences = max_sequences;
   config.max_tokens = max_tokens;

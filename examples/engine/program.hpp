@@ -55,6 +55,9 @@ struct loaded {
 
 result<std::unique_ptr<loaded>> load_model(const common_options& options);
 
+/// The value of --kv.
+kv_type kv_type_of(std::string_view option);
+
 /// The cache the options ask for, for sequences of at most `max_tokens`.
 result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, loaded& parts, int max_tokens,
                                                int max_sequences = 1);
