@@ -36,15 +36,48 @@ status feed(llama_model& model, cache_kind& cache, int slot, std::span<const tok
   return {};
 }
 
+namespace {
+
+// Chooses tokens from `last` until the text ends; `advance` computes the logits after a token into `last`
+// again and says false when the context is full.
+status choose_tokens(const generation_options& options, const std::function<bool(token_id)>& is_stop,
+                     const std::function<void(token_id)>& on_token, const std::vector<float>& last,
+                     const std::function<result<bool>(token_id)>& advance, generation& out) {
+  splitmix64 random(options.how.seed);
+  out.stop = "length";
+  for (int made = 1; made <= options.max_new; ++made) {
+    const token_id next = sample(last, options.how.temperature, random);
+    out.ids.push_back(next);
+    on_token(next);
+    if (options.stop_at_end && is_stop(next)) {
+      out.stop = "eos";
+      return {};
+    }
+    if (made == options.max_new) return {};
+    const auto advanced = advance(next);
+    if (!advanced) return advanced.error();
+    if (!*advanced) {
+      out.stop = "context";
+      return {};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 result<generation> generate(llama_model& model, cache_kind& cache, std::span<const token_id> prompt,
                             const cache_scope& scope, const generation_options& options,
                             const std::function<bool(token_id)>& is_stop,
                             const std::function<void(token_id)>& on_token, const logits_observer& observer) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   const auto opened = cache.open(prompt, scope);
   if (!opened) return opened.error();
   const open_slot sequence(cache, opened->slot);
   generation out;
-  out.stop = "length";
   out.reused = opened->reused;
   out.prefilled = static_cast<int>(prompt.size()) - opened->reused;
   std::vector<token_id> text(prompt.begin(), prompt.end());
@@ -55,32 +88,19 @@ result<generation> generate(llama_model& model, cache_kind& cache, std::span<con
       observer(position, logits);
     if (position >= predicts) last.assign(logits.begin(), logits.end());
   };
-  const auto start = std::chrono::steady_clock::now();
-  const auto seconds = [start] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto compute = [&](std::span<const token_id> tokens, observe which) {
+    return feed(model, cache, sequence.slot(), tokens, options.chunk, which, keep);
   };
-  const std::span<const token_id> rest = prompt.subspan(static_cast<std::size_t>(opened->reused));
-  if (status s = feed(model, cache, sequence.slot(), rest, options.chunk, options.which, keep); !s)
+  if (status s = compute(prompt.subspan(static_cast<std::size_t>(out.reused)), options.which); !s)
     return s.error();
   out.prefill_seconds = seconds();
-  splitmix64 random(options.how.seed);
-  for (int made = 0; made < options.max_new; ++made) {
-    const token_id next = sample(last, options.how.temperature, random);
-    out.ids.push_back(next);
-    on_token(next);
-    if (options.stop_at_end && is_stop(next)) {
-      out.stop = "eos";
-      break;
-    }
-    if (made + 1 == options.max_new) break;
-    if (cache.length(sequence.slot()) >= model.shape().kv.max_positions) {
-      out.stop = "context";
-      break;
-    }
+  const auto advance = [&](token_id next) -> result<bool> {
+    if (cache.length(sequence.slot()) >= model.shape().kv.max_positions) return false;
     text.push_back(next);
-    if (status s = feed(model, cache, sequence.slot(), {&next, 1}, 1, observe::last, keep); !s)
-      return s.error();
-  }
+    if (status s = compute({&next, 1}, observe::last); !s) return s.error();
+    return true;
+  };
+  if (status s = choose_tokens(options, is_stop, on_token, last, advance, out); !s) return s.error();
   out.decode_seconds = seconds() - out.prefill_seconds;
   if (status s = cache.commit(sequence.slot(), text); !s) return s.error();
   out.bytes = cache.bytes();

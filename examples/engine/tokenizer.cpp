@@ -5,7 +5,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
-#include <queue>
+#include <new>
 
 namespace engine {
 namespace {
@@ -290,22 +290,39 @@ const tokenizer::merge* tokenizer::find_merge(token_id left, token_id right) con
   return found == merges_.end() ? nullptr : &found->second;
 }
 
-// Parts form a linked list; candidate merges wait in a heap ordered by rank, then by place. A candidate whose
-// parts have changed meanwhile is dropped when it comes up.
+// The parts of a word while they merge: a linked list over the word's bytes, where a merge grows the left
+// part.
+struct tokenizer::part {
+  token_id id;
+  int previous;
+  int next;
+};
+
+// A merge that was possible when it was found. Ordered so that the heap's top is the lowest rank, then the
+// leftmost.
+struct tokenizer::candidate {
+  std::uint32_t rank;
+  int left;
+  token_id left_id, right_id, merged;
+  bool operator<(const candidate& other) const {
+    return rank != other.rank ? rank > other.rank : left > other.left;
+  }
+};
+
+void tokenizer::consider(const std::vector<part>& parts, int left, std::vector<candidate>& waiting) const {
+  if (left < 0) return;
+  const part& at = parts[static_cast<std::size_t>(left)];
+  if (at.next < 0) return;
+  const token_id right_id = parts[static_cast<std::size_t>(at.next)].id;
+  const merge* m = find_merge(at.id, right_id);
+  if (m == nullptr) return;
+  waiting.push_back({m->rank, left, at.id, right_id, m->merged});
+  std::push_heap(waiting.begin(), waiting.end());
+}
+
+// Candidates wait in a heap; one whose parts have changed meanwhile is dropped when it comes up.
 void tokenizer::encode_word(std::string_view word, std::vector<token_id>& out) const {
-  struct part {
-    token_id id;
-    int previous;
-    int next;
-  };
-  struct candidate {
-    std::uint32_t rank;
-    int left;
-    token_id left_id, right_id, merged;
-    bool operator<(const candidate& other) const {
-      return rank != other.rank ? rank > other.rank : left > other.left;
-    }
-  };
+  if (word.empty()) return;
   const int count = static_cast<int>(word.size());
   std::vector<part> parts;
   parts.reserve(word.size());
@@ -314,27 +331,22 @@ void tokenizer::encode_word(std::string_view word, std::vector<token_id>& out) c
     parts.push_back({byte_ids_[byte], i - 1, i + 1 < count ? i + 1 : -1});
   }
   const auto at = [&](int i) -> part& { return parts[static_cast<std::size_t>(i)]; };
-  std::priority_queue<candidate> waiting;
-  const auto consider = [&](int left) {
-    if (left < 0 || at(left).next < 0) return;
-    const token_id right_id = at(at(left).next).id;
-    const merge* m = find_merge(at(left).id, right_id);
-    if (m != nullptr) waiting.push({m->rank, left, at(left).id, right_id, m->merged});
-  };
-  for (int i = 0; i < count; ++i) consider(i);
+  std::vector<candidate> waiting;
+  for (int i = 0; i < count; ++i) consider(parts, i, waiting);
   while (!waiting.empty()) {
-    const candidate c = waiting.top();
-    waiting.pop();
+    std::pop_heap(waiting.begin(), waiting.end());
+    const candidate c = waiting.back();
+    waiting.pop_back();
     const int right = at(c.left).next;
     if (at(c.left).id != c.left_id || right < 0 || at(right).id != c.right_id) continue;
     at(c.left).id = c.merged;
     at(c.left).next = at(right).next;
     if (at(right).next >= 0) at(at(right).next).previous = c.left;
     at(right).id = -2;  // consumed
-    consider(at(c.left).previous);
-    consider(c.left);
+    consider(parts, at(c.left).previous, waiting);
+    consider(parts, c.left, waiting);
   }
-  for (int i = count == 0 ? -1 : 0; i >= 0; i = at(i).next) {
+  for (int i = 0; i >= 0; i = at(i).next) {
     if (at(i).id >= 0) out.push_back(at(i).id);
   }
 }

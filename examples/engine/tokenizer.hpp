@@ -66,6 +66,9 @@ class tokenizer {
     token_id merged = 0;
   };
 
+  struct part;
+  struct candidate;
+
   tokenizer();
   status load_vocabulary(const gguf_file& file);
   status load_specials(const gguf_file& file);
@@ -75,6 +78,7 @@ class tokenizer {
   void encode_plain(std::string_view text, std::vector<token_id>& out) const;
   void encode_valid(std::string_view text, std::vector<token_id>& out) const;
   void encode_word(std::string_view word, std::vector<token_id>& out) const;
+  void consider(const std::vector<part>& parts, int left, std::vector<candidate>& waiting) const;
   const merge* find_merge(token_id left, token_id right) const;
   std::pair<token_id, std::size_t> special_at(std::string_view text) const;
 
