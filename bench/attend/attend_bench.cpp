@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention against what the machine can do, measured in the same run on the same memory: decode against a
 // plain read of the planes, prefill against the fused multiply-add peak. One thread. Names:
-//   decode/<type>/<K order>/D<dim>/L<length>/G<query heads per kv head>     counters GB/s and of_read
+//   decode/<type>/<K order>/D<dim>/L<length>/G<query heads per kv head>     counters GB/s, of_read (one
+//     sequential read of the same bytes) and of_block_read (the same blocks read in the table's order)
 //   prefill/<type>/<K order>/D<dim>/L<length>/chunk<rows>                   counters GFLOP/s and of_peak
 #include <benchmark/benchmark.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -53,19 +57,22 @@ __attribute__((target("avx512f"))) float read_512(const float* p, size_t n) {
 }
 
 __attribute__((target("avx512f"))) float fma_512(int64_t rounds) {
-  __m512 acc[12];
-  for (int i = 0; i < 12; ++i) acc[i] = _mm512_set1_ps(float(i));
   const __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(0.001f);
+  __m512 a = x, b = x, c = x, d = x, e = x, f = x, g = x, h = x, i = x, j = x, k = x, l = x;
   for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 12
-    for (int i = 0; i < 12; ++i) {
-      acc[i] = _mm512_fmadd_ps(acc[i], x, y);
-      asm("" : "+v"(acc[i]));
-    }
+    asm("vfmadd213ps %[y], %[x], %[a]\n\tvfmadd213ps %[y], %[x], %[b]\n\tvfmadd213ps %[y], %[x], %[c]\n\t"
+        "vfmadd213ps %[y], %[x], %[d]\n\tvfmadd213ps %[y], %[x], %[e]\n\tvfmadd213ps %[y], %[x], %[f]\n\t"
+        "vfmadd213ps %[y], %[x], %[g]\n\tvfmadd213ps %[y], %[x], %[h]\n\tvfmadd213ps %[y], %[x], %[i]\n\t"
+        "vfmadd213ps %[y], %[x], %[j]\n\tvfmadd213ps %[y], %[x], %[k]\n\tvfmadd213ps %[y], %[x], %[l]"
+        : [a] "+v"(a), [b] "+v"(b), [c] "+v"(c), [d] "+v"(d), [e] "+v"(e), [f] "+v"(f), [g] "+v"(g),
+          [h] "+v"(h), [i] "+v"(i), [j] "+v"(j), [k] "+v"(k), [l] "+v"(l)
+        : [x] "v"(x), [y] "v"(y));
   }
-  for (int i = 1; i < 12; ++i) acc[0] = _mm512_add_ps(acc[0], acc[i]);
+  a = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d)),
+                    _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(e, f), _mm512_add_ps(g, h)),
+                                  _mm512_add_ps(_mm512_add_ps(i, j), _mm512_add_ps(k, l))));
   float sum[16];
-  _mm512_storeu_ps(sum, acc[0]);
+  _mm512_storeu_ps(sum, a);
   return sum[0];
 }
 #else
@@ -88,14 +95,18 @@ float read_plain(const float* p, size_t n) {
   return std::accumulate(a, a + 32, 0.0f);
 }
 
-/// Bytes per second of reading the region, best of five.
-double read_rate(const void* data, int64_t bytes) {
+/// Bytes per second of reading `runs` runs of `bytes` each in the given order, best of five.
+double read_rate(const void* data, int64_t bytes, const std::vector<int32_t>& runs) {
   double best = 0;
   for (int i = 0; i < 5; ++i) {
     const double start = now();
-    const auto* p = static_cast<const float*>(data);
-    benchmark::DoNotOptimize(wide() ? read_512(p, size_t(bytes) / 4) : read_plain(p, size_t(bytes) / 4));
-    best = std::max(best, double(bytes) / seconds_since(start));
+    float sum = 0;
+    for (const int32_t run : runs) {
+      const auto* p = reinterpret_cast<const float*>(static_cast<const std::byte*>(data) + run * bytes);
+      sum += wide() ? read_512(p, size_t(bytes) / 4) : read_plain(p, size_t(bytes) / 4);
+    }
+    benchmark::DoNotOptimize(sum);
+    best = std::max(best, double(bytes) * double(runs.size()) / seconds_since(start));
   }
   return best;
 }
@@ -116,13 +127,14 @@ struct shape {
   element type = element::f32;
   k_order order = k_order::transposed;
   int32_t dim = 128, length = 4096, group = 4, rows = 1, block = 16;
+  bool huge = false;
 };
 
 std::string name_of(const shape& s) {
   const char* types[] = {"f32", "f16", "bf16"};
   return std::string(types[int(s.type)]) + (s.order == k_order::transposed ? "/transposed" : "/row-major") +
-         (s.block != 16 ? "/block" + std::to_string(s.block) : "") + "/D" + std::to_string(s.dim) + "/L" +
-         std::to_string(s.length);
+         (s.block != 16 ? "/block" + std::to_string(s.block) : "") + (s.huge ? "/huge" : "") + "/D" +
+         std::to_string(s.dim) + "/L" + std::to_string(s.length);
 }
 
 constexpr int32_t kv_heads = 8;
@@ -133,10 +145,17 @@ class setting {
   explicit setting(const shape& s, int64_t least_bytes) : shape_(s) {
     host_planes_config c;
     c.shape = {.layers = 1, .kv_heads = kv_heads, .head_dim_k = s.dim, .head_dim_v = s.dim, .type = s.type};
+    c.order = s.order;
     c.block_size = s.block;
     c.blocks = s.length / s.block;
     const int64_t layer = host_planes::size_of(c).count;
     c.shape.layers = int32_t(std::max<int64_t>(1, (least_bytes + layer - 1) / layer));
+    const size_t page = size_t{2} << 20;
+    const size_t size = (size_t(host_planes::size_of(c).count) + page - 1) / page * page;
+    memory_.reset(std::aligned_alloc(page, size));
+    if (memory_ == nullptr) std::abort();
+    madvise(memory_.get(), size, s.huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    c.memory = memory_.get();
     auto made = host_planes::create(c);
     if (!made) std::abort();
     planes = std::move(*made);
@@ -165,6 +184,15 @@ class setting {
 
   int32_t q_heads() const { return kv_heads * shape_.group; }
 
+  /// Every block of every layer in the order in which the table names them.
+  std::vector<int32_t> shuffled_blocks() const {
+    std::vector<int32_t> runs;
+    for (size_t layer = 0; layer < planes.layers().size(); ++layer) {
+      for (const int32_t id : table) runs.push_back(int32_t(layer * table.size()) + id);
+    }
+    return runs;
+  }
+
   bool step(int32_t layer) {
     const int32_t starts[] = {0, shape_.rows};
     kvc_batch b{};
@@ -182,6 +210,10 @@ class setting {
   host_planes planes;
 
  private:
+  struct release {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, release> memory_;
   shape shape_;
   std::vector<int32_t> table, positions;
   std::vector<float> q, out;
@@ -190,7 +222,9 @@ class setting {
 
 void decode(benchmark::State& state, const shape& s) {
   setting at(s, int64_t{400} << 20);
-  const double limit = read_rate(at.planes.data(), at.planes.size().count);
+  const double limit = read_rate(at.planes.data(), at.planes.size().count, {0});
+  const double by_block =
+      read_rate(at.planes.data(), at.planes.layer(0).k.block_stride, at.shuffled_blocks());
   double best = 0;
   for (auto _ : state) {
     const double start = now();
@@ -202,6 +236,7 @@ void decode(benchmark::State& state, const shape& s) {
   state.counters["GB/s"] = best / 1e9;
   state.counters["read_GB/s"] = limit / 1e9;
   state.counters["of_read"] = best / limit;
+  state.counters["of_block_read"] = best / by_block;
 }
 
 void prefill(benchmark::State& state, const shape& s) {
@@ -241,6 +276,7 @@ const bool registered = [] {
             for (const int32_t group : {1, 3, 8}) add({.type = type, .dim = dim, .group = group});
             for (const int32_t block : {8, 64}) add({.type = type, .dim = dim, .block = block});
             add({.type = type, .dim = dim, .length = 32768});
+            add({.type = type, .dim = dim, .huge = true});
           }
         }
       }
