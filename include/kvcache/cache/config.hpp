@@ -154,7 +154,7 @@ inline status share_capacity(const cache_config& c, geometry& geo) noexcept {
   }
   if (!asked) return {};
   const int64_t units = c.capacity.count < open_bytes ? 0 : (c.capacity.count - open_bytes) / unit_bytes;
-  if (units < 1 || units > (1 << 30)) return {errc::bad_argument, "capacity", c.capacity.count};
+  if (units < 1) return {errc::bad_argument, "capacity", c.capacity.count};
   for (int32_t g = 0; g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];
     if (x.total != 0) continue;
