@@ -129,6 +129,10 @@ TEST_CASE("a salt that imitates the bytes of another scope does not enter it") {
   isolated(scope::tenant(imitation), scope::tenant("x"));
   const std::string tail(scope::shared().media("m").key(0).substr(3));
   isolated(scope::tenant(tail), scope::shared().media("m"));
+  // One part whose value is two parts with their headers: behind "shared" and one header come "a", a header
+  // and "b".
+  const scope two = scope::shared().media("a").media("b");
+  isolated(two, scope::shared().media(two.key(0).substr(6)));
 }
 
 TEST_CASE("a scope too long to keep is refused by every verb, and a picture is not silently cut off") {
