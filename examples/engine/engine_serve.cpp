@@ -26,7 +26,7 @@ struct options {
   engine::common_options common;
   std::string requests;
   std::optional<std::int64_t> blocks;
-  int batch = 16;
+  int batch = 24;
   std::string eviction = "lru";
   bool ignore_end = false;
 };
@@ -96,9 +96,10 @@ engine::result<serving> open_serving(const options& o, const std::string& kind, 
   s.sequences = o.batch;
   engine::cache_config config;
   config.blocks = b.blocks;
-  if (kind == "contiguous") {  // as many as have a region
-    s.sequences = static_cast<int>(std::min<std::int64_t>(o.batch, b.blocks / b.region));
-    config.blocks = s.sequences * b.region;
+  if (kind == "contiguous") {  // whole regions, and as many sequences as have one
+    const std::int64_t regions = b.blocks / b.region;
+    s.sequences = static_cast<int>(std::min<std::int64_t>(o.batch, regions));
+    config.blocks = regions * b.region;
   }
   if (s.sequences == 0) {
     engine::error e = engine::cannot_run("out_of_blocks", "id", b.who->id);

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <unordered_set>
 
 namespace engine {
@@ -38,10 +39,15 @@ error bad_value(const std::string& field, const json& value) {
   return bad_input("bad_value", field, shown(value));
 }
 
+// A key as a field of a message; it may be empty.
+std::string named(const std::string& key) {
+  return key.empty() ? "\"\"" : shortened(key);
+}
+
 // The line as an object; remembers a key that occurs twice in one object, which JSON parsers drop silently.
 result<json> parse_object(std::string_view text) {
   std::vector<std::unordered_set<std::string>> keys;
-  std::string twice;
+  std::optional<std::string> twice;
   const auto watch = [&](int, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
@@ -52,7 +58,7 @@ result<json> parse_object(std::string_view text) {
   json object = json::parse(text.begin(), text.end(), watch, false);
   if (object.is_discarded()) return bad_input("not_json", "line", shortened(std::string(text)));
   if (!object.is_object()) return bad_type("line", object);
-  if (!twice.empty()) return bad_input("duplicate", twice, "key occurs twice");
+  if (twice) return bad_input("duplicate", named(*twice), "key occurs twice");
   return object;
 }
 
@@ -60,7 +66,7 @@ status only_keys(const json& object, const std::string& where, std::initializer_
   for (const auto& [key, value] : object.items()) {
     const bool found =
         std::any_of(known.begin(), known.end(), [&k = key](const char* name) { return k == name; });
-    if (!found) return bad_input("unknown_key", where + key, shown(value));
+    if (!found) return bad_input("unknown_key", where + named(key), shown(value));
   }
   return {};
 }
