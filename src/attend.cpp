@@ -72,6 +72,15 @@ partials carve_partials(carver& c, const kvc_plan& p) noexcept {
   return out;
 }
 
+/// What run() will carve, and what aligning its start may cost.
+size_t workspace_needed(const kvc_plan& p) noexcept {
+  carver shared(nullptr), one(nullptr);
+  (void)shared.take<int64_t>(int64_t{p.n} + 1);
+  (void)carve_partials(shared, p);
+  (void)carve_scratch(one, p);
+  return static_cast<size_t>(shared.used() + one.used() * p.width + 63);
+}
+
 /// One attend call.
 struct attend_job {
   const kvc_plan& plan;
@@ -389,12 +398,7 @@ kvc_status kvc_cpu_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error)
   const int64_t items = std::max<int64_t>(in->n, 1) * (p.splits != 0 ? splits_of(in->max_kv) : 1);
   const int64_t cuts = std::min<int64_t>((wanted + items - 1) / items, kv.kv_heads);
   p.head_block = static_cast<int32_t>((kv.kv_heads + cuts - 1) / cuts);
-  carver c(nullptr);
-  (void)c.take<int64_t>(int64_t{p.n} + 1);
-  (void)carve_partials(c, p);
-  carver one(nullptr);
-  (void)carve_scratch(one, p);
-  p.workspace_bytes = static_cast<size_t>(c.used() + one.used() * p.width + 63);
+  p.workspace_bytes = workspace_needed(p);
   *plan = p;
   return KVC_OK;
 }
@@ -426,7 +430,7 @@ kvc_status kvc_cpu_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_batc
                  static_cast<float>(scale),
                  softmax->soft_cap > 0 ? softmax->soft_cap * log2_e : 0.0f};
   for (int64_t i = 0; i < b.n; ++i) KVC_TRY(check_sequence(job, i, error));
-  if (workspace.ptr == nullptr || workspace.bytes < plan->workspace_bytes) {
+  if (workspace.ptr == nullptr || workspace.bytes < workspace_needed(*plan)) {
     return fail(error, KVC_WORKSPACE, KVC_FIELD_WORKSPACE, static_cast<int64_t>(workspace.bytes));
   }
   run(job, workspace, executor);
