@@ -430,7 +430,7 @@ TEST_CASE("the checking adaptor notices an allocator that hands out a block twic
   checked<repeating_pool> a;
   REQUIRE(a.create(blocks{4}));
   violations watch;
-  block_id b;
+  block_id b = no_block;
   REQUIRE(a.allocate({&b, 1}));
   CHECK(watch.take() == 0);
   REQUIRE(a.allocate({&b, 1}));
@@ -442,7 +442,7 @@ TEMPLATE_TEST_CASE("the checking adaptor notices counts that drift", "[blocks]",
   checked<TestType> a;
   REQUIRE(a.create(blocks{4}));
   violations watch;
-  block_id b;
+  block_id b = no_block;
   REQUIRE(a.allocate({&b, 1}));
   a.index(b);
   CHECK(watch.take() == 0);
