@@ -6,6 +6,13 @@
 
 namespace kvcache::test {
 
+// Instantiated once, in machine.cpp.
+extern template class machine<lru_cache>;
+extern template class machine<lfu_cache>;
+extern template class machine<dynamic>;
+extern template class machine<failing_lru>;
+extern template class machine<failing_lfu>;
+
 /// Returns what is wrong, with the number of the operation, or nothing. `done` counts operations; `trail`
 /// gets what could be seen after each.
 template <class Traits>

@@ -78,6 +78,12 @@ cache_config config_of(const rules& r, std::vector<group_config>& groups) {
   return c;
 }
 
+template class machine<lru_cache>;
+template class machine<lfu_cache>;
+template class machine<dynamic>;
+template class machine<failing_lru>;
+template class machine<failing_lfu>;
+
 template struct expose_core<lru_cache, &basic_cache<lru_cache>::core_>;
 template struct expose_core<lfu_cache, &basic_cache<lfu_cache>::core_>;
 template struct expose_core<dynamic, &basic_cache<dynamic>::core_>;

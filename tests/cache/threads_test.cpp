@@ -18,10 +18,11 @@ struct reader_findings {
   uint64_t reads = 0, broken = 0, backwards = 0, last = 0;
 };
 
-void read_until(const stats_board& board, const std::atomic<bool>& stop, reader_findings& f) {
+void read_until(const stats_board& board, std::atomic<int>& started, const std::atomic<bool>& stop,
+                reader_findings& f) {
   while (!stop.load(std::memory_order_relaxed)) {
     const stats s = board.read();
-    ++f.reads;
+    if (f.reads++ == 0) ++started;
     f.broken += s.blocks_used + s.blocks_cached + s.blocks_free + s.blocks_moving != s.blocks_total;
     f.broken += s.tokens_reused > s.tokens_asked || s.nodes_evicted > s.nodes_stored;
     f.broken += s.nodes != s.nodes_stored - s.nodes_evicted || s.blocks_total != 48;
@@ -70,11 +71,14 @@ TEST_CASE("readers of the board see whole snapshots while the owner works", "[th
       cache::create({.groups = {&group, 1}, .max_sequences = 8, .max_sequence_tokens = 128, .max_nodes = 24});
   REQUIRE(c);
   std::atomic<bool> stop{false};
+  std::atomic<int> started{0};
   reader_findings found[3];
   std::vector<std::thread> readers;
   for (reader_findings& f : found) {
-    readers.emplace_back([&board = c->board(), &stop, &f] { read_until(board, stop, f); });
+    readers.emplace_back([&board = c->board(), &started, &stop, &f] { read_until(board, started, stop, f); });
   }
+  // However busy the machine is, every reader is at it before the owner begins.
+  while (started.load() < 3) std::this_thread::yield();
   work(*c, effort(200'000), seed);
   REQUIRE(c->reset());  // the board outlives it
   const uint64_t steps_before = c->board().read().steps;
