@@ -128,6 +128,8 @@ class machine {
   answer call(const operation& o);
   answer call_model(const operation& o);
   answer call_open(const operation& o);
+  answer call_both(const operation& o);
+  answer peek(const operation& o);
   answer reset(const operation& o);
   int32_t draft_target(const operation& o) const { return o.pick % 16 == 0 ? -1 : o.n; }
   std::string write(int32_t s);
@@ -337,6 +339,42 @@ bool machine<Traits>::unchanged(bool not_even_refusals) {
 }
 
 template <class Traits>
+answer machine<Traits>::peek(const operation& o) {
+  const std::vector<token_id> prompt = prompt_of(o);
+  const sharing who = sharing_of(o.pick >> 5, model_.bounds().unit());
+  std::array<node_id, 64> room;
+  const int32_t found = cache_.peek(prompt, scope_of(who), room);
+  const auto usable = prompt.size() - std::min<size_t>(prompt.size(), 1);
+  if (found != model_.match(std::span(prompt).first(usable), who)) why_ = "peek finds another length";
+  if (!unchanged(true)) why_ = "peek changes something";
+  return {};
+}
+
+template <class Traits>
+answer machine<Traits>::call_both(const operation& o) {
+  const bool commit = o.what == verb::commit;
+  scratch_ = model_.at(o.s).text;
+  if (commit && o.pick % 8 == 0) scratch_.resize(std::min(scratch_.size(), static_cast<size_t>(o.n)));
+  if (commit && o.pick % 64 == 1) {  // another text than the committed one
+    for (token_id& t : scratch_) t += 500;
+    if (model_.at(o.s).path.empty()) scratch_.clear();
+  }
+  const answer got = call(o);
+  if (injected()) {
+    model_.refused();
+    if (got.code != errc::out_of_blocks) why_ = "a refused admission is not reported as out_of_blocks";
+    return got;
+  }
+  const answer want = call_model(o);
+  if (got.code != want.code || got.value != want.value) {
+    why_ = std::string("answers ") + to_text(got.code) + " " + std::to_string(got.value) + ", not " +
+           to_text(want.code) + " " + std::to_string(want.value);
+  }
+  if (commit && got.code == errc::ok) texts_[o.pick / 64 % texts_.size()] = model_.at(o.s).text;
+  return got;
+}
+
+template <class Traits>
 std::string machine<Traits>::apply(const operation& o) {
   if (needs_written(o)) {
     if (std::string wrong = step(); !wrong.empty()) return wrong;
@@ -352,37 +390,12 @@ std::string machine<Traits>::apply(const operation& o) {
   } else if (o.what == verb::reset) {
     got = reset(o);
   } else if (o.what == verb::peek) {
-    const std::vector<token_id> prompt = prompt_of(o);
-    const sharing who = sharing_of(o.pick >> 5, model_.bounds().unit());
-    std::array<node_id, 64> room;
-    const int32_t found = cache_.peek(prompt, scope_of(who), room);
-    const auto usable = prompt.size() - std::min<size_t>(prompt.size(), 1);
-    if (found != model_.match(std::span(prompt).first(usable), who)) why_ = "peek finds another length";
-    if (!unchanged(true)) why_ = "peek changes something";
+    got = peek(o);
   } else if (!at(o.s).live() || (o.what == verb::assign && !at(o.other).live())) {
     got = call(o);
     if (got.code != errc::stale_handle) why_ = "a closed handle does not answer stale_handle";
   } else {
-    scratch_ = model_.at(o.s).text;
-    if (o.what == verb::commit && o.pick % 8 == 0)
-      scratch_.resize(std::min(scratch_.size(), static_cast<size_t>(o.n)));
-    if (o.what == verb::commit && o.pick % 64 == 1) {  // another text from the committed part on
-      for (token_id& t : scratch_) t += 500;
-    }
-    if (o.what == verb::commit && o.pick % 64 == 1 && model_.at(o.s).path.empty()) scratch_.clear();
-    got = call(o);
-    if (injected()) {
-      model_.refused();
-      if (got.code != errc::out_of_blocks) why_ = "a refused admission is not reported as out_of_blocks";
-    } else {
-      const answer want = call_model(o);
-      if (got.code != want.code || got.value != want.value) {
-        why_ = std::string("answers ") + to_text(got.code) + " " + std::to_string(got.value) + ", not " +
-               to_text(want.code) + " " + std::to_string(want.value);
-      }
-    }
-    if (o.what == verb::commit && got.code == errc::ok)
-      texts_[o.pick / 64 % texts_.size()] = model_.at(o.s).text;
+    got = call_both(o);
   }
   if (why_.empty() && got.code != errc::ok && !unchanged(false)) why_ = "a refused call changed something";
   if (why_.empty() && o.what != verb::reset && host_memory::requests() != requests) {

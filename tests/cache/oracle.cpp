@@ -2,7 +2,6 @@
 #include "oracle.hpp"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <tuple>
 
@@ -602,13 +601,9 @@ void oracle::end_step() {
   ++counters_.steps;
 }
 
+// Names of blocks and nodes are replaced by the order in which they are met, times by their order.
 void oracle::key(std::vector<int32_t>& out) const {
-  // Names of blocks and nodes are replaced by the order in which they are met, times by their order.
   out.clear();
-  std::vector<std::map<int32_t, int32_t>> seen(rules_.groups.size()), seen_open(rules_.groups.size());
-  const auto rename = [](std::map<int32_t, int32_t>& m, int32_t x) {
-    return x == absent ? absent : m.emplace(x, static_cast<int32_t>(m.size())).first->second;
-  };
   std::vector<int32_t> order;
   for (int32_t i = 0; i < static_cast<int32_t>(node_.size()); ++i) {
     if (node_[static_cast<size_t>(i)].alive) order.push_back(i);
@@ -616,45 +611,60 @@ void oracle::key(std::vector<int32_t>& out) const {
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     return node_[static_cast<size_t>(a)].born < node_[static_cast<size_t>(b)].born;
   });
-  const auto place = [&](int32_t x) {
-    return x == absent ? absent
-                       : static_cast<int32_t>(std::find(order.begin(), order.end(), x) - order.begin());
-  };
-  const auto block_state = [&](size_t g, int32_t b) {
-    out.push_back(rename(seen[g], b));
-    out.push_back(of(static_cast<int32_t>(g), b).owner * 2 + of(static_cast<int32_t>(g), b).packed);
-  };
-  for (const sequence& q : seq_) {
-    out.push_back(q.live ? 1 + q.account : 0);
-    if (!q.live) continue;
-    for (const part& p : q.who) out.push_back(static_cast<int32_t>(p.label));
-    out.push_back(q.held() * 64 + q.accepted);
-    out.insert(out.end(), q.text.begin(), q.text.end());
-    for (size_t g = 0; g < q.table.size(); ++g) {
-      out.push_back(q.sealed[g]);
-      for (const int32_t b : q.table[g]) block_state(g, b);
-      for (const int32_t b : q.open[g]) out.push_back(rename(seen_open[g], b));
-    }
-    for (const int32_t x : q.path) out.push_back(place(x));
-  }
+  renaming seen{std::vector<std::map<int32_t, int32_t>>(rules_.groups.size()),
+                std::vector<std::map<int32_t, int32_t>>(rules_.groups.size()), order};
+  for (const sequence& q : seq_) key_of(q, seen, out);
   std::vector<uint64_t> times;
-  for (const int32_t x : order) {
-    times.push_back(rules_.by_frequency ? node_[static_cast<size_t>(x)].last
-                                        : node_[static_cast<size_t>(x)].released);
-  }
+  for (const int32_t x : order) times.push_back(rank_time(node_[static_cast<size_t>(x)]));
   std::sort(times.begin(), times.end());
   for (const int32_t x : order) {
     const node& n = node_[static_cast<size_t>(x)];
-    out.push_back(place(n.parent));
+    out.push_back(seen.place(n.parent));
     out.push_back(static_cast<int32_t>(n.label) * 64 + n.lane);
     out.insert(out.end(), n.tokens.begin(), n.tokens.end());
-    const uint64_t t = rules_.by_frequency ? n.last : n.released;
-    out.push_back(static_cast<int32_t>(std::lower_bound(times.begin(), times.end(), t) - times.begin()));
+    const auto time = std::lower_bound(times.begin(), times.end(), rank_time(n));
+    out.push_back(static_cast<int32_t>(time - times.begin()));
     if (rules_.by_frequency) out.push_back(static_cast<int32_t>(n.uses) * 64 + n.id);
-    for (size_t g = 0; g < n.blocks.size(); ++g) {
-      for (const int32_t b : n.blocks[g]) block_state(g, b);
+    key_of_blocks(n.blocks, seen, out);
+  }
+}
+
+void oracle::key_of(const sequence& q, renaming& seen, std::vector<int32_t>& out) const {
+  out.push_back(q.live ? 1 + q.account : 0);
+  if (!q.live) return;
+  for (const part& p : q.who) out.push_back(static_cast<int32_t>(p.label));
+  out.push_back(q.held() * 64 + q.accepted);
+  out.insert(out.end(), q.text.begin(), q.text.end());
+  out.insert(out.end(), q.sealed.begin(), q.sealed.end());
+  key_of_blocks(q.table, seen, out);
+  for (size_t g = 0; g < q.open.size(); ++g) {
+    for (const int32_t b : q.open[g]) out.push_back(renaming::rename(seen.open[g], b));
+  }
+  for (const int32_t x : q.path) out.push_back(seen.place(x));
+}
+
+void oracle::key_of_blocks(const std::vector<std::vector<int32_t>>& names, renaming& seen,
+                           std::vector<int32_t>& out) const {
+  for (size_t g = 0; g < names.size(); ++g) {
+    for (const int32_t b : names[g]) {
+      const block& x = of(static_cast<int32_t>(g), b);
+      out.push_back(renaming::rename(seen.block[g], b));
+      out.push_back(x.owner * 2 + x.packed);
     }
   }
+}
+
+int32_t oracle::renaming::rename(std::map<int32_t, int32_t>& m, int32_t x) {
+  return x == absent ? absent : m.emplace(x, static_cast<int32_t>(m.size())).first->second;
+}
+
+int32_t oracle::renaming::place(int32_t node) const {
+  if (node == absent) return absent;
+  return static_cast<int32_t>(std::find(order.begin(), order.end(), node) - order.begin());
+}
+
+uint64_t oracle::rank_time(const node& n) const {
+  return rules_.by_frequency ? n.last : n.released;
 }
 
 }  // namespace kvcache::test

@@ -4,6 +4,7 @@
 // blocks are names, prefixes are a list of nodes, and every count is found by looking at all of it. It
 // answers what the real cache must answer to each call; ids are not compared, who shares what is.
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -137,6 +138,13 @@ class oracle {
     int32_t blocks = 0, copy = 0, open_copy = 0;
   };
 
+  struct renaming {
+    std::vector<std::map<int32_t, int32_t>> block, open;  // per group
+    const std::vector<int32_t>& order;                    // nodes by birth
+    static int32_t rename(std::map<int32_t, int32_t>& m, int32_t x);
+    int32_t place(int32_t node) const;
+  };
+
   answer refuse(errc e) {
     ++counters_.refusals;
     return {e, 0};
@@ -173,6 +181,10 @@ class oracle {
   bool scopes_fit(const sharing& who) const;
   int32_t vacant() const;
   void report(event e);
+  void key_of(const sequence& q, renaming& seen, std::vector<int32_t>& out) const;
+  void key_of_blocks(const std::vector<std::vector<int32_t>>& names, renaming& seen,
+                     std::vector<int32_t>& out) const;
+  uint64_t rank_time(const node& n) const;
 
   rules rules_;
   std::vector<sequence> seq_;
