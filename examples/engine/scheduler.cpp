@@ -160,13 +160,8 @@ status scheduler::preempt(request& r) {
   if (status s = cache_.commit(r.slot, r.written_text()); !s) return s;
   cache_.close(r.slot);
   running_.erase(r.place);
-  const auto mine = [&](const planned& p) { return p.who == &r; };
-  for (const planned& p : plan_) {
-    if (mine(p)) left_ += p.rows;
-  }
-  std::erase_if(plan_, mine);
+  std::erase_if(plan_, [&](const planned& p) { return p.who == &r; });
   r.slot = -1;
-  r.written = 0;
   waiting_.emplace(r.place, &r);
   ++r.out.preempted;
   ++totals_.preemptions;

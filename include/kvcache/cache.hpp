@@ -85,7 +85,9 @@ class basic_sequence {
   result<int32_t> commit(std::span<const token_id> text) noexcept {
     return live() ? detail::commit(*core_, place_, text) : result<int32_t>(errc::stale_handle);
   }
-  /// A second sequence with the same content; blocks are shared until one of them writes. Cost: O(blocks).
+  /// A second sequence with the same content; blocks are shared until one of them writes.
+  /// Requires: K and V of all tokens held are written, since a later copy on write takes them from this one.
+  /// Cost: O(blocks).
   /// Fails: out_of_sequences, busy (drafts outstanding), unsupported.
   result<basic_sequence> fork() noexcept {
     if (!live()) return {errc::stale_handle};
@@ -93,8 +95,8 @@ class basic_sequence {
     if (!f) return f.error();
     return basic_sequence(core_, *f);
   }
-  /// Becomes a copy of `o`, of the same account and scope: the reordering of beam search. Returns the table
-  /// entries that differed. Fails: bad_argument, busy.
+  /// Becomes a copy of `o`, of the same account and scope: the reordering of beam search. Requires: as fork.
+  /// Returns the table entries that differed. Fails: bad_argument, busy.
   result<int32_t> assign(const basic_sequence& o) noexcept {
     if (!live() || !o.live()) return {errc::stale_handle};
     if (core_ != o.core_) return {errc::bad_argument, "sequence"};

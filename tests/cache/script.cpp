@@ -69,7 +69,12 @@ rules rules_of(std::span<const uint8_t> header) {
   r.max_tokens = std::max(unit, fit * (2 + header[4] % 3) / 6 + header[4] % 3);
   r.nodes = header[6] % 8 == 0 ? 0 : 2 + header[6] % (fit / unit + 2);
   r.scopes = 2 + header[7] % 11;
-  r.commands = header[7] % 5 == 0 ? 2 : 8 + header[6] % 64;
+  // Often as few as a cache may have: what one verb queues for one sequence.
+  int32_t least = static_cast<int32_t>(r.groups.size());
+  int32_t seals = 0;
+  for (const group_rule& g : r.groups) seals += g.lossy ? ceil_div(r.max_tokens, g.block_size) : 0;
+  least = std::max(least, seals);
+  r.commands = header[7] % 5 == 0 ? least : least + header[6] % 64;
   r.events = header[5] % 3 * 4;
   if (header[2] % 2 == 1) r.limits = {all / 2, all / 3 + 1, all};
   return r;

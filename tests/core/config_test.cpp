@@ -169,6 +169,27 @@ TEST_CASE("every bad number of a cache configuration is refused by its name and 
   refuses(with([](auto& x) { x.max_nodes = INT32_MAX; }), errc::bad_argument, "max_nodes", INT32_MAX);
   refuses(with([](auto& x) { x.max_scopes = 0; }), errc::bad_argument, "max_scopes", 0);
   refuses(with([](auto& x) { x.max_commands = -1; }), errc::bad_argument, "max_commands", -1);
+  refuses(with([](auto& x) { x.max_commands = 65536; }), errc::bad_argument, "max_commands", 65536);
+}
+
+TEST_CASE("an empty command list holds what one sequence can queue at once") {
+  group_config x = group();
+  x.format.lossy = true;
+  x.block_size = 16;
+  cache_config c = good();
+  c.groups = {&x, 1};
+  c.max_sequences = 1;
+  c.max_sequence_tokens = 1024;
+  const auto geo = resolve(c);
+  REQUIRE(geo);
+  CHECK(geo->max_commands == 64);  // the seals of 1,024 tokens, more than the usual four
+  c.max_commands = 63;
+  CHECK(resolve(c).error().code == errc::bad_argument);
+  CHECK(std::string(resolve(c).error().field) == "max_commands");
+  c.max_commands = 0;
+  x.block_size = 1;
+  c.max_sequence_tokens = 70000;
+  CHECK(std::string(resolve(c).error().field) == "max_sequence_tokens");
 }
 
 TEST_CASE("every bad number of a group is refused by its name and value") {

@@ -211,6 +211,7 @@ class watched_cache final : public cache_kind, private kv_backend {
   }
   status extend(int slot, int tokens) override {
     if (!broken.empty()) return cannot_run(broken, "test", "");
+    if (++extends_ == refuse_call) return cannot_run("out_of_blocks", "test", "");
     if (refuse_one_in_ > 0 && open_ > 1 && random_.next() % static_cast<std::uint64_t>(refuse_one_in_) == 0)
       return cannot_run("out_of_blocks", "test", "");
     return inner_->extend(slot, tokens);
@@ -237,7 +238,8 @@ class watched_cache final : public cache_kind, private kv_backend {
 
   int open_sequences() const { return open_; }
   std::vector<std::vector<step_segment>> steps;
-  std::string broken;  ///< extend fails with this code
+  std::string broken;   ///< extend fails with this code
+  int refuse_call = 0;  ///< this call of extend, from 1, finds no blocks
 
  private:
   status begin_step(std::span<const step_segment> segments) override {
@@ -253,6 +255,7 @@ class watched_cache final : public cache_kind, private kv_backend {
   splitmix64 random_;
   int refuse_one_in_;
   int open_ = 0;
+  int extends_ = 0;
 };
 
 }  // namespace
@@ -295,7 +298,7 @@ TEST_CASE("requests that are preempted for want of blocks resume and get the sam
   std::int64_t preemptions = 0;
   std::int64_t evictions = 0;
   std::int64_t recomputed = 0;
-  for (std::int64_t round = kvcache::test::effort(30); round > 0; --round) {
+  for (std::int64_t round = std::max<std::int64_t>(6, kvcache::test::effort(30)); round > 0; --round) {
     const auto jobs = mixed_jobs(random.next() % 4);
     std::int64_t longest = 0;
     for (const job& j : jobs) longest = std::max(longest, most_tokens(j, j.follow_ups.size()));
@@ -312,8 +315,8 @@ TEST_CASE("requests that are preempted for want of blocks resume and get the sam
     recomputed += totals.recomputed;
     evictions += cache->counts().evictions;
   }
-  CHECK(preemptions > 10);
-  CHECK(evictions > 10);
+  CHECK(preemptions > 0);
+  CHECK(evictions > 0);
   CHECK(recomputed > 0);
 }
 
@@ -321,17 +324,17 @@ TEST_CASE("a preemption at any moment, in any kind, loses nothing") {
   splitmix64 random(kvcache::test::test_seed("refusals", 6));
   for (const std::string_view kind : cache_kind_names()) {
     std::int64_t preemptions = 0;
-    for (std::int64_t round = kvcache::test::effort(20); round > 0; --round) {
+    for (std::int64_t round = std::max<std::int64_t>(4, kvcache::test::effort(20)); round > 0; --round) {
       setting s;
       s.kind = kind;
-      s.batch = 1 + static_cast<int>(random.next() % 8);
+      s.batch = 2 + static_cast<int>(random.next() % 7);
       s.chunk = 1 + static_cast<int>(random.next() % 40);
       watched_cache cache(cache_for(s), random.next(), 2 + static_cast<int>(random.next() % 8));
       preemptions += serve_and_compare(s, cache, mixed_jobs(random.next() % 4)).preemptions;
       CHECK(cache.open_sequences() == 0);
     }
     INFO(kind);
-    CHECK(preemptions > 20);
+    CHECK(preemptions > 0);
   }
 }
 
@@ -361,6 +364,59 @@ TEST_CASE("the youngest goes first, waits for the old one, and finds again what 
   CHECK(answers[1]->recomputed == 32);
   CHECK(answers[1]->first_token_step == 0);
   CHECK(answers[1]->finish_step > 39);
+}
+
+TEST_CASE("a preempted request sits out one step and finds what it had generated, too") {
+  splitmix64 random(32);
+  const std::vector<job> jobs = {simple_job("old", random_tokens(random, 20), 40),
+                                 simple_job("young", random_tokens(random, 20), 40)};
+  watched_cache cache(cache_for({}), 1, 0);
+  cache.refuse_call = 2 + 2 * 29 + 1;  // the old one's row in step 30; the young one has written 49 tokens
+  scheduler serve(*machine().model, cache, jobs, {2, 64, {}});
+  REQUIRE(serve.run({}));
+  const auto answers = serve.answers();
+  CHECK(answers[0]->finish_step == 39);
+  CHECK(answers[0]->preempted == 0);
+  CHECK(answers[1]->preempted == 1);
+  CHECK(answers[1]->recomputed == 1);  // 48 are three whole blocks
+  CHECK(answers[1]->finish_step == 40);
+}
+
+TEST_CASE("a request that is preempted when its row was planned already leaves the step") {
+  splitmix64 random(33);
+  std::vector<job> jobs = {simple_job("two", random_tokens(random, 30), 10),
+                           simple_job("young", random_tokens(random, 5), 10)};
+  jobs[0].samples = 2;
+  setting s;
+  s.kind = "contiguous";  // no forks: the second sample is computed while the young request decodes
+  s.batch = 3;
+  s.chunk = 35;
+  watched_cache cache(cache_for(s), 1, 0);
+  cache.refuse_call = 2 + 3 + 3;  // step 2: a row for each of the two, then the second sample's last ones
+  s.chunk = 20;
+  jobs[1].arrival = 1;
+  const std::vector<job> served = jobs;
+  serve_and_compare(s, cache, served);
+}
+
+TEST_CASE("a prompt with samples enters when there is a place for each of them") {
+  splitmix64 random(34);
+  std::vector<job> jobs = {simple_job("first", random_tokens(random, 12), 6),
+                           simple_job("samples", random_tokens(random, 40), 12),
+                           simple_job("behind", random_tokens(random, 12), 6)};
+  jobs[1].samples = 3;
+  jobs[1].how.temperature = 1;
+  setting s;
+  s.batch = 4;
+  s.chunk = 24;
+  const auto cache = cache_for(s);
+  scheduler serve(*machine().model, *cache, jobs, {s.batch, s.chunk, {}});
+  REQUIRE(serve.run({}));
+  const auto answers = serve.answers();
+  REQUIRE(answers.size() == 5);
+  for (const std::size_t i : {2u, 3u}) CHECK(answers[i]->reused == 40);
+  CHECK(answers[4]->first_token_step > answers[0]->finish_step);
+  CHECK(serve.totals().peak_running == 4);
 }
 
 TEST_CASE("a step holds at most the chunk's rows and the batch's sequences") {

@@ -147,8 +147,12 @@ TEST_CASE("a refused call announces nothing") {
   auto cache = make(4);
   serve(cache, text(2 * block, 1));
   cache.end_step();
-  auto s = cache.open(text(20, 2), kvc::scope::shared());
+  auto holder = cache.open(text(12, 3), kvc::scope::shared());
+  REQUIRE(holder);
+  REQUIRE(holder->extend(8));
+  cache.end_step();
+  auto s = cache.open(text(12, 2), kvc::scope::shared());
   REQUIRE(s);
-  CHECK(s->extend(20).error().code == kvc::errc::out_of_blocks);
+  CHECK(s->extend(12).error().code == kvc::errc::out_of_blocks);
   CHECK(cache.events().empty());
 }

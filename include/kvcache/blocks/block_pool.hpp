@@ -34,6 +34,7 @@ class block_pool {
   bool indexed(block_id b) const noexcept { return static_cast<uint32_t>(at(b)) != 0; }
   bool immutable(block_id b) const noexcept { return at(b) > one_share; }
   int32_t free_blocks() const noexcept { return top_; }
+  int32_t used_blocks() const noexcept { return used_; }
   int32_t cached_blocks() const noexcept { return cached_; }
   int32_t total_blocks() const noexcept { return static_cast<int32_t>(meta_.size()); }
   /// Free ids, the next one to be handed out last. For tests and dumps.
@@ -50,6 +51,7 @@ class block_pool {
   fixed_array<block_id> free_;
   fixed_array<uint64_t> meta_;
   int32_t top_ = 0;
+  int32_t used_ = 0;
   int32_t cached_ = 0;
 };
 
@@ -63,7 +65,7 @@ inline status block_pool::create(blocks n, int32_t) noexcept {
   if (!fresh_free.create(size) || !fresh_meta.create(size)) return {errc::out_of_memory, "blocks", n.count};
   free_ = std::move(fresh_free);
   meta_ = std::move(fresh_meta);
-  top_ = cached_ = 0;
+  top_ = used_ = cached_ = 0;
   for (int32_t i = n.count; i-- > 0;) push(block_id{i});
   return {};
 }
@@ -77,6 +79,7 @@ inline status block_pool::allocate(std::span<block_id> out) noexcept {
     at(b) = one_share;
   }
   top_ -= static_cast<int32_t>(n);
+  used_ += static_cast<int32_t>(n);
   return {};
 }
 
@@ -84,7 +87,7 @@ inline void block_pool::share(std::span<const block_id> in) noexcept {
   for (const block_id b : in) {
     if (b == no_block) continue;
     if (!KVCACHE_CONTRACT(valid(b) && at(b) != 0)) continue;
-    cached_ -= at(b) < one_share;
+    if (at(b) < one_share) --cached_, ++used_;
     at(b) += one_share;
   }
 }
@@ -94,10 +97,12 @@ inline void block_pool::release(std::span<const block_id> in) noexcept {
     if (b == no_block) continue;
     if (!KVCACHE_CONTRACT(valid(b) && at(b) >= one_share)) continue;
     const uint64_t left = at(b) -= one_share;
+    if (left >= one_share) continue;
+    --used_;
     if (left == 0) {
       push(b);
     } else {
-      cached_ += left < one_share;
+      ++cached_;
     }
   }
 }

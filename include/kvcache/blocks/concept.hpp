@@ -6,7 +6,7 @@
 //                          ^      │ last release, in a node
 //                          └share─┴──> cached (shares == 0, in a node) ──last unindex──> free
 //
-// used + cached + free == total at every moment.
+// used + cached + free == total at every moment, each of them counted, not inferred.
 #include <concepts>
 #include <cstdint>
 #include <span>
@@ -46,6 +46,7 @@ concept block_allocator =
       { c.indexed(b) } noexcept -> std::same_as<bool>;
       { c.immutable(b) } noexcept -> std::same_as<bool>;
       { c.free_blocks() } noexcept -> std::same_as<int32_t>;
+      { c.used_blocks() } noexcept -> std::same_as<int32_t>;
       { c.cached_blocks() } noexcept -> std::same_as<int32_t>;
       { c.total_blocks() } noexcept -> std::same_as<int32_t>;
     };

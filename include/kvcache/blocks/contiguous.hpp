@@ -35,7 +35,7 @@ class contiguous {
     held_ = std::move(fresh_held);
     used_ = std::move(fresh_used);
     region_ = reserve;
-    top_ = 0;
+    top_ = used_regions_ = 0;
     for (auto i = static_cast<int32_t>(regions); i-- > 0;) free_[static_cast<size_t>(top_++)] = i;
     return {};
   }
@@ -49,6 +49,7 @@ class contiguous {
     if (status s = admit(static_cast<int32_t>(out.size())); !s) return s;
     const int32_t region = free_[static_cast<size_t>(--top_)];
     held_[static_cast<size_t>(region)] = region_;
+    ++used_regions_;
     for (int32_t i = 0; i < region_; ++i) {
       out[static_cast<size_t>(i)] = block_id{region * region_ + i};
       used_[static_cast<size_t>(region * region_ + i)] = 1;
@@ -62,7 +63,9 @@ class contiguous {
       if (!KVCACHE_CONTRACT(kvcache::index(b) < used_.size() && used_[kvcache::index(b)] != 0)) continue;
       used_[kvcache::index(b)] = 0;
       const int32_t region = raw(b) / region_;
-      if (--held_[static_cast<size_t>(region)] == 0) free_[static_cast<size_t>(top_++)] = region;
+      if (--held_[static_cast<size_t>(region)] != 0) continue;
+      --used_regions_;
+      free_[static_cast<size_t>(top_++)] = region;
     }
   }
   void index(block_id) noexcept { (void)KVCACHE_CONTRACT(!"indexable"); }
@@ -71,6 +74,8 @@ class contiguous {
   bool indexed(block_id) const noexcept { return false; }
   bool immutable(block_id) const noexcept { return false; }
   int32_t free_blocks() const noexcept { return top_ * region_; }
+  /// Whole regions, as long as any of their blocks is held: a reservation is use.
+  int32_t used_blocks() const noexcept { return used_regions_ * region_; }
   int32_t cached_blocks() const noexcept { return 0; }
   int32_t total_blocks() const noexcept { return static_cast<int32_t>(used_.size()); }
 
@@ -80,6 +85,7 @@ class contiguous {
   fixed_array<uint8_t> used_;
   int32_t region_ = 1;  // blocks
   int32_t top_ = 0;
+  int32_t used_regions_ = 0;
 };
 
 static_assert(block_allocator<contiguous>);

@@ -44,6 +44,7 @@ class fail_nth {
   bool indexed(block_id b) const noexcept { return up_.indexed(b); }
   bool immutable(block_id b) const noexcept { return up_.immutable(b); }
   int32_t free_blocks() const noexcept { return up_.free_blocks(); }
+  int32_t used_blocks() const noexcept { return up_.used_blocks(); }
   int32_t cached_blocks() const noexcept { return up_.cached_blocks(); }
   int32_t total_blocks() const noexcept { return up_.total_blocks(); }
 

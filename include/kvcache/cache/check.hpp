@@ -123,11 +123,10 @@ const char* check_blocks(const core<Traits>& c, int32_t g, fixed_array<int32_t>&
     shares[k] == 0 ? ++in_cache : ++used;
   }
   if (pool.cached_blocks() != in_cache) return "cached blocks";
-  // A reserving allocator holds back whole regions, so it may have fewer free blocks than are unused.
-  if (used + in_cache + pool.free_blocks() > pool.total_blocks()) return "block balance";
-  if (c.geo.group[g].reserve_blocks == 0 && used + in_cache + pool.free_blocks() != pool.total_blocks()) {
-    return "block balance";
-  }
+  if (pool.used_blocks() + in_cache + pool.free_blocks() != pool.total_blocks()) return "block balance";
+  // A reserving allocator counts whole regions as used.
+  const bool reserves = c.geo.group[g].reserve_blocks != 0;
+  if (reserves ? pool.used_blocks() < used : pool.used_blocks() != used) return "used blocks";
   int32_t open_used = 0;
   for (int32_t i = 0; i < open.total_blocks(); ++i) {
     if (open.shares(block_id{i}) != open_shares[static_cast<size_t>(i)]) return "open block shares";

@@ -39,7 +39,8 @@ struct cache_config {
   int32_t max_nodes = 0;      ///< units in the prefix index; 0 = as many as the blocks can fill, −1 = none
   int32_t max_scopes = 1024;  ///< sharing scopes with something cached or open
   int32_t max_events = 0;     ///< index events kept between two steps; 0 = none are recorded
-  int32_t max_commands = 0;   ///< queued between two steps; 0 = four per sequence and group
+  int32_t max_commands =
+      0;  ///< queued between two steps; 0 = four per sequence and group, or more if one sequence needs it
   /// Most blocks that each account may hold, all groups together. Empty = one account without a limit.
   std::span<const int32_t> account_limits{};
 };
@@ -166,6 +167,21 @@ inline status share_capacity(const cache_config& c, geometry& geo) noexcept {
   return {};
 }
 
+// An empty list must hold whatever one verb queues for one sequence, or it would be refused for ever: a copy
+// per group, or the seals of everything it holds.
+inline status resolve_commands(const cache_config& c, geometry& geo) noexcept {
+  constexpr int64_t most = 65535;  // command_list::max_capacity
+  int64_t seals = 0;
+  for (int32_t g = 0; g < geo.groups; ++g) seals += geo.group[g].format.lossy ? geo.group[g].columns : 0;
+  const int64_t least = std::max<int64_t>(geo.groups, seals);
+  if (least > most) return {errc::bad_argument, "max_sequence_tokens", geo.max_sequence_tokens};
+  const int64_t usual = std::max(least, std::min(most, int64_t{4} * c.max_sequences * geo.groups));
+  const int64_t asked = c.max_commands != 0 ? c.max_commands : usual;
+  if (asked < least || asked > most) return {errc::bad_argument, "max_commands", c.max_commands};
+  geo.max_commands = static_cast<int32_t>(asked);
+  return {};
+}
+
 // Bounds that follow from the pools where the user named none.
 inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
   int64_t most = INT32_MAX / 2;
@@ -188,10 +204,7 @@ inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
     }
     x.columns = std::max(ceil_div(geo.max_sequence_tokens, x.block_size), x.reserve_blocks);
   }
-  const int64_t commands = c.max_commands != 0 ? c.max_commands : int64_t{4} * c.max_sequences * geo.groups;
-  geo.max_commands = static_cast<int32_t>(std::clamp<int64_t>(commands, -1, 65535));
-  if (c.max_commands < 0) return {errc::bad_argument, "max_commands", c.max_commands};
-  return {};
+  return resolve_commands(c, geo);
 }
 
 // geometry::memory() must not overflow.

@@ -97,9 +97,9 @@ stats core<Traits>::count() const noexcept {
     const allocator& p = pool.pool(g);
     s.blocks_total += static_cast<uint64_t>(p.total_blocks());
     s.blocks_free += static_cast<uint64_t>(p.free_blocks());
+    s.blocks_used += static_cast<uint64_t>(p.used_blocks());
     s.blocks_cached += static_cast<uint64_t>(p.cached_blocks());
   }
-  s.blocks_used = s.blocks_total - s.blocks_free - s.blocks_cached - s.blocks_moving;
   return s;
 }
 

@@ -25,7 +25,7 @@ struct stats {
   uint64_t events_lost = 0;       ///< index events that found their log full
   uint64_t blocks_copied = 0;     ///< copies on write
   uint64_t refusals = 0;          ///< calls refused for want of blocks, quota, length or commands
-  uint64_t blocks_used = 0;       ///< in some sequence's table, each block once
+  uint64_t blocks_used = 0;       ///< in some sequence's table, each block once; or reserved
   uint64_t blocks_cached = 0;     ///< only in the index; evictable
   uint64_t blocks_free = 0;
   uint64_t blocks_moving = 0;  ///< on the way to or from another tier
