@@ -390,13 +390,15 @@ TEST_CASE("a request that is preempted when its row was planned already leaves t
   setting s;
   s.kind = "contiguous";  // no forks: the second sample is computed while the young request decodes
   s.batch = 3;
-  s.chunk = 35;
-  watched_cache cache(cache_for(s), 1, 0);
-  cache.refuse_call = 2 + 3 + 3;  // step 2: a row for each of the two, then the second sample's last ones
   s.chunk = 20;
-  jobs[1].arrival = 1;
-  const std::vector<job> served = jobs;
-  serve_and_compare(s, cache, served);
+  watched_cache cache(cache_for(s), 1, 0);
+  // Calls: 1 | 2 3 | 4 5 6 | 7 8 9. In the fourth step the first sample and the young request are planned
+  // when the second sample, older than the latter, finds no room for its last 12 tokens.
+  cache.refuse_call = 9;
+  CHECK(serve_and_compare(s, cache, jobs).preemptions == 1);
+  REQUIRE(cache.steps.size() > 3);
+  CHECK(cache.steps[3].size() == 2);
+  CHECK(cache.steps[3][1].rows == 12);
 }
 
 TEST_CASE("a prompt with samples enters when there is a place for each of them") {
