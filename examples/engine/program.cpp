@@ -90,7 +90,17 @@ void add_common_options(CLI::App& app, common_options& options) {
   app.add_option("--kv", options.type, "number format of the cache")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
       ->capture_default_str();
-  app.add_option("--block", options.block_size, "tokens per block")->capture_default_str();
+  const CLI::Validator power_of_two(
+      [](std::string& text) {
+        int value = 0;
+        const bool ok = CLI::detail::lexical_cast(text, value) && value >= 1 && value <= 65536 &&
+                        (value & (value - 1)) == 0;
+        return ok ? std::string() : "Value " + text + " is not a power of two from 1 to 65536";
+      },
+      "POWER OF TWO");
+  app.add_option("--block", options.block_size, "tokens per block")
+      ->check(power_of_two)
+      ->capture_default_str();
   app.add_option("--chunk", options.chunk, "prompt tokens per step")
       ->check(CLI::Range(1, 8192))
       ->capture_default_str();
@@ -100,8 +110,13 @@ void add_common_options(CLI::App& app, common_options& options) {
 
 int run_program(CLI::App& app, int argc, char** argv, const common_options& options,
                 const std::function<result<json>()>& body) {
+  // No program takes positional arguments. This option collects them all the same, because the parser looks
+  // an empty one up among its nameless option groups and does not come back.
+  std::vector<std::string> unexpected;
+  app.add_option("unexpected", unexpected)->group("");
   try {
     app.parse(argc, argv);
+    if (!unexpected.empty()) throw CLI::ExtrasError(app.get_name(), unexpected);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
     return report(usage_error(e.what()), asks_for_json(argc, argv));

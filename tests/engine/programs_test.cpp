@@ -88,6 +88,9 @@ TEST_CASE("a wrong command line ends with code 2 and names the option") {
   expect_error(run(base + "--new 1 --prompt a --cache nothing"), 2, "--cache", "");
   expect_error(run(base + "--new 1 --prompt a --chunk 0"), 2, "--chunk", "");
   expect_error(run(base + "--new 1 --prompt a --kv f8"), 2, "--kv", "");
+  expect_error(run(base + "--new 1 --prompt a --block 12"), 2, "--block", "");
+  expect_error(run(base + "--new 1 --prompt a b"), 2, "arguments", "");
+  expect_error(run(base + "--new 1 --prompt a ''"), 2, "arguments", "");
   expect_error(run(score_program + " --json --model x"), 2, "arguments", "");
   const outcome quiet = run(generate_program + " --new 1");
   CHECK(quiet.code == 2);

@@ -392,8 +392,8 @@ TEST_CASE("engine_serve refuses wrong options and files with the right code") {
   expect_error(run(base + requests + " --cache nothing"), 2, "--cache", "");
   expect_error(run(base + requests + " --eviction random"), 2, "--eviction", "");
   expect_error(run(base + requests + " --chunk 0"), 2, "--chunk", "");
-  CHECK(run(base + requests + " --block 12").code == 1);
-  CHECK(run(base + requests + " --block 0").code != 0);
+  expect_error(run(base + requests + " --block 12"), 2, "--block", "");
+  expect_error(run(base + requests + " --block 0"), 2, "--block", "");
   expect_error(run(base + " --requests /nonexistent"), 3, "--requests", "");
   expect_error(run(base + " --requests " + folder.file("bad", std::string("{}\n"))), 3, "id", "absent");
   const outcome o = run(base + " --requests " + folder.file("bad2", good_line + "\n" + line_with("n", "0")));
