@@ -8,6 +8,10 @@
 //   first units ──┬─ n0 ── n1 ── n2 ─┬─ n3      n0→n1→n2: memcmp of the label, no hash
 //                 │                  └─ n7      n2→{n3,n7}: one probe of the table, then memcmp
 //                 └─ n9
+//
+// Ids are handed out in order and come back in order, so a prompt that is inserted at once usually lies in
+// consecutive nodes, and so do its labels. One byte per node says "only child of the node before me", and a
+// whole run of such nodes is one comparison of memory.
 #include <algorithm>
 #include <cstring>
 
@@ -73,6 +77,8 @@ class basic_radix_tree {
     return std::memcmp(tokens(r).data(), t, static_cast<size_t>(unit_) * sizeof(token_id)) == 0;
   }
   node_id find(int32_t scope, node_id parent, const token_id* t) const noexcept;
+  size_t run_length(node_id r, const token_id* t, size_t most) const noexcept;
+  void chain(node_id parent) noexcept;
   void link(node_id r, node_id parent) noexcept;
   void unlink(node_id r) noexcept;
   void remove_slot(uint32_t i) noexcept;
@@ -83,6 +89,7 @@ class basic_radix_tree {
   node_id first_ = no_node;
   fixed_array<node> node_;
   fixed_array<token_id> label_;
+  fixed_array<uint8_t> chained_;  // 1: the only child of the node with the id before, in the same scope
   fixed_array<node_id> table_;
   fixed_array<node_id> free_;
 };
@@ -99,7 +106,7 @@ status basic_radix_tree<Hash>::create(int32_t nodes, int32_t unit) noexcept {
   while (slots < n * 2) slots *= 2;
   basic_radix_tree t;
   if (!t.node_.create(n) || !t.label_.create(n * static_cast<size_t>(unit)) || !t.table_.create(slots) ||
-      !t.free_.create(n)) {
+      !t.chained_.create(n) || !t.free_.create(n)) {
     return {errc::out_of_memory, "nodes", nodes};
   }
   t.unit_ = unit;
@@ -131,13 +138,52 @@ template <class Hash>
 int32_t basic_radix_tree<Hash>::match(int32_t scope, node_id parent, std::span<const token_id> tokens,
                                       std::span<node_id> out) const noexcept {
   const size_t units = std::min(tokens.size() / static_cast<size_t>(unit_), out.size());
+  const token_id* t = tokens.data();
   size_t n = 0;
-  for (const token_id* t = tokens.data(); n < units; ++n, t += unit_) {
+  while (n < units) {
     const node_id r = find(scope, parent, t);
     if (r == no_node) break;
-    out[n] = parent = r;
+    const size_t run = 1 + run_length(r, t + unit_, units - n - 1);
+    for (size_t i = 0; i < run; ++i) out[n + i] = node_id{raw(r) + static_cast<int32_t>(i)};
+    n += run;
+    t += run * static_cast<size_t>(unit_);
+    parent = out[n - 1];
   }
   return static_cast<int32_t>(n);
+}
+
+// How many units at `t` are the labels of the chained nodes behind `r`, at most `most`.
+template <class Hash>
+size_t basic_radix_tree<Hash>::run_length(node_id r, const token_id* t, size_t most) const noexcept {
+  const size_t first = index(r) + 1;
+  most = std::min(most, node_.size() - first);
+  if (most == 0) return 0;
+  const void* end = std::memchr(chained_.data() + first, 0, most);
+  const size_t chained =
+      end == nullptr ? most : static_cast<size_t>(static_cast<const uint8_t*>(end) - &chained_[first]);
+  const token_id* label = label_.data() + first * static_cast<size_t>(unit_);
+  constexpr size_t step = 32;  // units compared before looking for the one that differs
+  const auto differs = [&](size_t at, size_t units) {
+    const size_t offset = at * static_cast<size_t>(unit_);
+    return std::memcmp(label + offset, t + offset, units * static_cast<size_t>(unit_) * sizeof(token_id)) !=
+           0;
+  };
+  size_t n = 0;
+  while (n + step <= chained && !differs(n, step)) n += step;
+  while (n < chained && !differs(n, 1)) ++n;
+  return n;
+}
+
+// Restates whether the children of `parent` are a run with it.
+template <class Hash>
+void basic_radix_tree<Hash>::chain(node_id parent) noexcept {
+  if (parent == no_node) return;
+  const node& p = node_[index(parent)];
+  const node_id next{raw(parent) + 1};
+  if (index(next) >= node_.size() || p.children == 0) return;
+  if (node_[index(next)].parent != parent || table_[node_[index(next)].slot] != next)
+    return;  // no child of it
+  chained_[index(next)] = p.children == 1 && node_[index(next)].scope == p.scope;
 }
 
 template <class Hash>
@@ -171,7 +217,9 @@ void basic_radix_tree<Hash>::link(node_id r, node_id parent) noexcept {
   if (head != no_node) node_[index(head)].prev = r;
   node_[index(r)].next = head;
   head = r;
-  if (parent != no_node) ++node_[index(parent)].children;
+  if (parent == no_node) return;
+  ++node_[index(parent)].children;
+  chain(parent);
 }
 
 template <class Hash>
@@ -180,7 +228,10 @@ void basic_radix_tree<Hash>::unlink(node_id r) noexcept {
   node_id& head = n.parent == no_node ? first_ : node_[index(n.parent)].first;
   (n.prev == no_node ? head : node_[index(n.prev)].next) = n.next;
   if (n.next != no_node) node_[index(n.next)].prev = n.prev;
-  if (n.parent != no_node) --node_[index(n.parent)].children;
+  chained_[index(r)] = 0;
+  if (n.parent == no_node) return;
+  --node_[index(n.parent)].children;
+  chain(n.parent);
 }
 
 // Backward-shift deletion (Knuth, TAOCP vol. 3, section 6.4, algorithm R): no tombstones, so lookups never
