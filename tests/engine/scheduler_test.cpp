@@ -38,6 +38,11 @@ model_on_threads& machine(int threads = 1) {
   return threads == 1 ? one : two;
 }
 
+/// Whether this build (sanitizers) runs a part of each product only.
+bool brief() {
+  return kvcache::test::effort(100) < 100;
+}
+
 bool is_stop(token_id id) {
   return id % 61 == 7;  // now and then, so that some answers end early
 }
@@ -269,7 +274,7 @@ TEST_CASE("a request's answer is the one it gets alone, for every kind, batch, c
       for (const int chunk : {1, 5, 32, 200}) {
         for (const int block : {8, 32, 128}) {
           if (kind == "reference" && block != 8) continue;  // it has no blocks
-          if (kvcache::test::effort(100) < 100 && settings++ % 13 != 0) continue;
+          if (settings++ % 37 != 0 && brief()) continue;
           setting s;
           s.kind = kind;
           s.batch = batch;
@@ -298,7 +303,7 @@ TEST_CASE("requests that are preempted for want of blocks resume and get the sam
   std::int64_t preemptions = 0;
   std::int64_t evictions = 0;
   std::int64_t recomputed = 0;
-  for (std::int64_t round = std::max<std::int64_t>(6, kvcache::test::effort(30)); round > 0; --round) {
+  for (std::int64_t round = std::max<std::int64_t>(3, kvcache::test::effort(30)); round > 0; --round) {
     const auto jobs = mixed_jobs(random.next() % 4);
     std::int64_t longest = 0;
     for (const job& j : jobs) longest = std::max(longest, most_tokens(j, j.follow_ups.size()));
@@ -324,7 +329,7 @@ TEST_CASE("a preemption at any moment, in any kind, loses nothing") {
   splitmix64 random(kvcache::test::test_seed("refusals", 6));
   for (const std::string_view kind : cache_kind_names()) {
     std::int64_t preemptions = 0;
-    for (std::int64_t round = std::max<std::int64_t>(4, kvcache::test::effort(20)); round > 0; --round) {
+    for (std::int64_t round = std::max<std::int64_t>(2, kvcache::test::effort(20)); round > 0; --round) {
       setting s;
       s.kind = kind;
       s.batch = 2 + static_cast<int>(random.next() % 7);
@@ -424,6 +429,7 @@ TEST_CASE("a prompt with samples enters when there is a place for each of them")
 TEST_CASE("a step holds at most the chunk's rows and the batch's sequences") {
   for (const int chunk : {1, 3, 16, 64}) {
     for (const int batch : {1, 2, 5, 8}) {
+      if (brief() && (chunk != 16 || batch != 5)) continue;
       setting s;
       s.chunk = chunk;
       s.batch = batch;
@@ -474,6 +480,7 @@ TEST_CASE("samples of a prompt share one prefill by forking, and each has its ow
   j.how.seed = 77;
   for (const std::string_view kind : cache_kind_names()) {
     for (const int batch : {1, 3, 4, 8}) {
+      if (brief() && batch != 3) continue;
       setting s;
       s.kind = kind;
       s.batch = batch;
