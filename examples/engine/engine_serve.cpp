@@ -167,6 +167,7 @@ json to_json(const engine::answer& a, const engine::tokenizer& text) {
   return {{"id", a.from->id},
           {"turn", a.turn},
           {"sample", a.sample},
+          {"temperature", a.from->how.temperature},
           {"seed", a.from->how.seed + static_cast<std::uint64_t>(a.sample)},
           {"prompt_ids", std::vector<engine::token_id>(prompt.begin(), prompt.end())},
           {"ids", std::vector<engine::token_id>(ids.begin(), ids.end())},

@@ -302,8 +302,8 @@ TEST_CASE("engine_serve prints one document with every request and the totals") 
     json sum = {{"asked", 0}, {"reused", 0}, {"prefilled", 0}, {"generated", 0}};
     for (const json& request : r["requests"]) {
       for (const char* key :
-           {"id", "turn", "sample", "seed", "prompt_ids", "ids", "text", "stop", "asked", "reused",
-            "prefilled", "recomputed", "preempted", "fnv", "first_token_step", "finish_step"}) {
+           {"id", "turn", "sample", "temperature", "seed", "prompt_ids", "ids", "text", "stop", "asked",
+            "reused", "prefilled", "recomputed", "preempted", "fnv", "first_token_step", "finish_step"}) {
         CHECK(request.contains(key));
       }
       CHECK(request["asked"] == request["prompt_ids"].size());
@@ -312,8 +312,9 @@ TEST_CASE("engine_serve prints one document with every request and the totals") 
       sum["reused"] = sum["reused"].get<int>() + request["reused"].get<int>();
       sum["prefilled"] = sum["prefilled"].get<int>() + request["prefilled"].get<int>();
       sum["generated"] = sum["generated"].get<int>() + static_cast<int>(request["ids"].size());
-      const bool sampled = request["id"] == "two";
-      if (kind != "reference") compare_with_generate(model, request, sampled ? " --temperature 1.5" : "");
+      CHECK(request["temperature"] == (request["id"] == "two" ? 1.5 : 0.0));
+      const std::string temperature = " --temperature " + request["temperature"].dump();
+      if (kind != "reference") compare_with_generate(model, request, temperature);
     }
     const json& totals = r["totals"];
     for (const auto& [key, value] : sum.items()) CHECK(totals[key] == value);
