@@ -90,11 +90,13 @@ function(kvcache_register_test name)
   endif()
   set(full "${KVCACHE_TEST_PREFIX}${name}")
   add_test(NAME "${full}" COMMAND ${KVCACHE_TEST_LAUNCHER} ${arg_COMMAND} WORKING_DIRECTORY "${kvcache_BINARY_DIR}")
+  # COST: ctest starts the longest first, so that none of them runs alone at the end.
   # allocator_may_return_null: that an allocation fails is a value here, also under a sanitizer.
   set_tests_properties(
     "${full}"
     PROPERTIES LABELS "${arg_LABELS}"
                TIMEOUT ${arg_TIMEOUT}
+               COST ${arg_TIMEOUT}
                RUN_SERIAL "${arg_RUN_SERIAL}"
                ENVIRONMENT
                "KVCACHE_MODEL=${KVCACHE_MODEL};KVCACHE_TEST_EFFORT=${KVCACHE_TEST_EFFORT};\

@@ -21,7 +21,7 @@ jobs=${KVCACHE_JOBS:-$(nproc)}
 log=$collect/ctest.log
 code=0
 # shellcheck disable=SC2086
-(cd "$collect" && ctest --output-on-failure --no-label-summary --no-tests=error --schedule-random -j "$jobs" ${CTEST_ARGS:-}) 2>&1 \
+(cd "$collect" && ctest --output-on-failure --no-label-summary --no-tests=error -j "$jobs" ${CTEST_ARGS:-}) 2>&1 \
   | tee "$log" || code=$?
 
 summary=$(grep -E '^[0-9]+% tests passed, [0-9]+ tests? failed out of [0-9]+' "$log" | tail -n 1 || true)
