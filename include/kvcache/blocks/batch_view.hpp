@@ -84,7 +84,10 @@ inline status write_pointers(std::span<const block_id> table, std::byte* base, i
                              std::span<std::byte*> out) noexcept {
   if (out.size() < table.size()) return {errc::bad_argument, "out", static_cast<int64_t>(out.size())};
   for (size_t i = 0; i < table.size(); ++i) {
-    out[i] = table[i] == no_block ? nullptr : base + int64_t{raw(table[i])} * stride;
+    // In integers: a device address is no object of this program, so pointer arithmetic does not apply to it.
+    const uintptr_t address =
+        reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(int64_t{raw(table[i])} * stride);
+    out[i] = table[i] == no_block ? nullptr : reinterpret_cast<std::byte*>(address);
   }
   return {};
 }
