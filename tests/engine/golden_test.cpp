@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "program.hpp"
+#include "real_model.hpp"
 #include "runner.hpp"
 #include "support/environment.hpp"
 
@@ -29,22 +30,10 @@ const json& golden(const std::string& name) {
   return at->second;
 }
 
-loaded& real() {
-  static const std::unique_ptr<loaded> parts = [] {
-    common_options options;
-    options.model = kvcache::test::model_path();
-    options.threads = 2;
-    auto made = load_model(options);
-    if (!made) FAIL(describe(made.error()));
-    return std::move(*made);
-  }();
-  return *parts;
-}
-
 std::unique_ptr<cache_kind> cache_of(std::string_view kind, int max_tokens) {
   common_options options;
   options.cache = kind;
-  auto made = open_cache(options, real(), max_tokens);
+  auto made = open_cache(options, test::real_model(), max_tokens);
   if (!made) FAIL(describe(made.error()));
   return std::move(*made);
 }
@@ -67,7 +56,7 @@ void compare_prompt(std::string_view kind, const json& prompt, int limit) {
   const auto cache = cache_of(kind, static_cast<int>(ids.size()));
   const open_slot slot(*cache, cache->open(ids, cache_scope::only("golden"))->slot);
   int compared = 0;
-  REQUIRE(feed(*real().model, *cache, slot.slot(), ids, 64, observe::all,
+  REQUIRE(feed(*test::real_model().model, *cache, slot.slot(), ids, 64, observe::all,
                [&](int position, std::span<const float> logits) {
                  for (const json& expected : prompt["positions"]) {
                    if (expected["pos"] != position) continue;
@@ -88,8 +77,8 @@ void compare_greedy(std::string_view kind, const json& prompt, int count) {
   options.max_new = count;
   options.stop_at_end = false;
   const auto made = generate(
-      *real().model, *cache, ids, cache_scope::only("golden"), options, [](token_id) { return false; },
-      [](token_id) {}, [](int, std::span<const float>) {});
+      *test::real_model().model, *cache, ids, cache_scope::only("golden"), options,
+      [](token_id) { return false; }, [](token_id) {}, [](int, std::span<const float>) {});
   REQUIRE(made);
   CHECK(made->ids == expected);
 }
@@ -101,7 +90,7 @@ double norm(std::span<const float> values) {
 }
 
 void compare_kv(const cache_kind& cache, int slot, int layer, const json& expected) {
-  const kv_shape& shape = real().model->shape().kv;
+  const kv_shape& shape = test::real_model().model->shape().kv;
   const auto dim = static_cast<std::size_t>(shape.head_dim);
   std::vector<float> k(dim * static_cast<std::size_t>(shape.kv_heads));
   std::vector<float> v(k.size());
@@ -169,7 +158,7 @@ TEST_CASE("the negative log-likelihood of every token of the text is the golden 
   const std::vector<token_id> ids = expected["ids"];
   for (const std::string_view kind : cache_kind_names()) {
     const auto cache = cache_of(kind, static_cast<int>(ids.size()));
-    const auto nll = score(*real().model, *cache, ids, 256);
+    const auto nll = score(*test::real_model().model, *cache, ids, 256);
     REQUIRE(nll);
     REQUIRE(nll->size() == expected["nll"].size());
     double worst = 0;
@@ -192,7 +181,7 @@ TEST_CASE("keys and values in the cache are the golden ones", "[model]") {
     INFO(kind);
     const auto cache = cache_of(kind, static_cast<int>(ids.size()));
     const open_slot slot(*cache, cache->open(ids, cache_scope::only("golden"))->slot);
-    REQUIRE(feed(*real().model, *cache, slot.slot(), ids, 100, observe::last,
+    REQUIRE(feed(*test::real_model().model, *cache, slot.slot(), ids, 100, observe::last,
                  [](int, std::span<const float>) {}));
     for (const auto& [layer, positions] : expected["layers"].items()) {
       for (const json& position : positions) compare_kv(*cache, slot.slot(), std::stoi(layer), position);

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "program.hpp"
+#include "real_model.hpp"
 #include "runner.hpp"
 #include "support/environment.hpp"
 
@@ -14,22 +15,10 @@ using namespace engine;
 
 namespace {
 
-loaded& real() {
-  static const std::unique_ptr<loaded> parts = [] {
-    common_options options;
-    options.model = kvcache::test::model_path();
-    options.threads = 2;
-    auto made = load_model(options);
-    if (!made) FAIL(describe(made.error()));
-    return std::move(*made);
-  }();
-  return *parts;
-}
-
 std::vector<token_id> first_tokens(int count) {
   std::ifstream in(kvcache::test::data_path("text.txt"));
   const std::string text(std::istreambuf_iterator<char>(in), {});
-  std::vector<token_id> ids = real().text->encode(text, specials::as_text);
+  std::vector<token_id> ids = test::real_model().text->encode(text, specials::as_text);
   REQUIRE(ids.size() >= static_cast<std::size_t>(count));
   ids.resize(static_cast<std::size_t>(count));
   return ids;
@@ -47,7 +36,7 @@ std::unique_ptr<cache_kind> cache_of(const setting& s) {
   options.cache = s.kind;
   options.block_size = s.block;
   options.type = s.type;
-  auto made = open_cache(options, real(), 512, 4);
+  auto made = open_cache(options, test::real_model(), 512, 4);
   if (!made) FAIL(describe(made.error()));
   return std::move(*made);
 }
@@ -57,7 +46,7 @@ using row_observer = std::function<void(int, std::span<const float>)>;
 void feed_rest(cache_kind& cache, int slot, std::span<const token_id> ids, int chunk,
                const row_observer& see) {
   const auto rest = ids.subspan(static_cast<std::size_t>(cache.length(slot)));
-  REQUIRE(feed(*real().model, cache, slot, rest, chunk, observe::all, see));
+  REQUIRE(feed(*test::real_model().model, cache, slot, rest, chunk, observe::all, see));
 }
 
 std::vector<std::uint64_t> prints(const setting& s, std::span<const token_id> ids) {
@@ -84,7 +73,7 @@ void fork_resume_and_hit(const setting& s, std::span<const token_id> ids,
   const auto branch = cache->fork(origin);
   REQUIRE(branch);
   const std::vector<token_id> elsewhere(7, 42);
-  REQUIRE(feed(*real().model, *cache, origin, elsewhere, s.chunk, observe::last,
+  REQUIRE(feed(*test::real_model().model, *cache, origin, elsewhere, s.chunk, observe::last,
                [](int, std::span<const float>) {}));
   feed_rest(*cache, *branch, ids.first(middle + 9), s.chunk, see);
   REQUIRE(cache->commit(*branch, ids.first(middle + 9)));
