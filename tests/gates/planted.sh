@@ -87,7 +87,8 @@ case $fault in
     clang=(-DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang)
     passes program no_fault "${clang[@]}"; stops 'unused variable' program warning "${clang[@]}" ;;
   asan)
-    flags=(-DCMAKE_BUILD_TYPE=Debug "-DKVCACHE_SANITIZE=address;undefined")
+    # The compiler of the asan preset.
+    flags=(-DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=Debug "-DKVCACHE_SANITIZE=address;undefined")
     passes program no_fault "${flags[@]}"
     stops 'heap-use-after-free' program use_after_free "${flags[@]}"
     stops 'detected memory leaks' program leak "${flags[@]}"
