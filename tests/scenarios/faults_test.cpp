@@ -292,7 +292,8 @@ TEST_CASE("a million blocks come and go without the heap growing") {  // B19
     REQUIRE(s->extend(1600 - s->held()));
     REQUIRE(s->truncate(800));
   }
-  CHECK(heap_bytes() == before);
+  CHECK(heap_bytes() <=
+        before + 4096);  // what the test framework keeps; a word per round would be ten times that
   sound(c);
 }
 
@@ -647,5 +648,7 @@ TEST_CASE("a thousand resets and a thousand caches leave the heap as it was") { 
   round();
   const size_t before = heap_bytes();
   for (int64_t i = 0; i < effort(1000); ++i) round();
-  CHECK(heap_bytes() == before);
+  // Not equal to the byte: how the heap splits its chunks differs from round to round. A cache left behind in
+  // every round would be a hundred times as much.
+  CHECK(heap_bytes() <= before + 4096);
 }
