@@ -249,14 +249,12 @@ TEST_CASE("both branches of a fork keep the bits they have alone") {
       setting alone = s;
       alone.kind = "contiguous";
       const auto lone = cache_for(alone);
-      logits_by_position expected(other.size());
-      logits_by_position got(other.size());
       const auto forked = cache->fork(slot);
       REQUIRE(forked);
       std::vector<token_id> more = other;
       more.push_back(5);
-      expected.resize(more.size());
-      got.resize(more.size());
+      logits_by_position expected(more.size());
+      logits_by_position got(more.size());
       run_to_end(alone, *lone, {{open_slot_of(*lone, more), more}}, expected);
       run_to_end(s, *cache, {{*forked, more}}, got);
       CHECK(fingerprint(got.back()) == fingerprint(expected.back()));
