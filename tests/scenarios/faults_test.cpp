@@ -292,8 +292,7 @@ TEST_CASE("a million blocks come and go without the heap growing") {  // B19
     REQUIRE(s->extend(1600 - s->held()));
     REQUIRE(s->truncate(800));
   }
-  CHECK(heap_bytes() <=
-        before + 4096);  // what the test framework keeps; a word per round would be ten times that
+  CHECK(heap_bytes() == before);
   sound(c);
 }
 
@@ -647,8 +646,11 @@ TEST_CASE("a thousand resets and a thousand caches leave the heap as it was") { 
   };
   round();
   const size_t before = heap_bytes();
-  for (int64_t i = 0; i < effort(1000); ++i) round();
-  // Not equal to the byte: how the heap splits its chunks differs from round to round. A cache left behind in
-  // every round would be a hundred times as much.
-  CHECK(heap_bytes() == before);
+  const int64_t rounds = std::max<int64_t>(100, effort(1000));
+  for (int64_t i = 0; i < rounds; ++i) round();
+  const auto grown = static_cast<int64_t>(heap_bytes()) - static_cast<int64_t>(before);
+  CAPTURE(rounds, grown);
+  // The heap settles once, by the same amount for 10 and for 4,000 rounds (chunks split differently, the test
+  // framework keeps some). What leaks in every round costs at least a smallest chunk, 32 bytes, each time.
+  CHECK(grown < 32 * rounds);
 }
