@@ -185,6 +185,10 @@ class basic_cache {
     return detail::peek(*core_, prompt, who, recompute, scratch);
   }
 
+  /// Evicts up to `n` units that no sequence holds, in the order of the policy; frees their blocks ahead of
+  /// demand. Returns how many went: fewer when the rest is held. Cost: O(1) each for lru, O(log) otherwise.
+  int32_t evict(int32_t n) noexcept { return detail::evict(*core_, n); }
+
   /// Commands queued since the last end_step, to be run before the step's appends.
   const command_list& commands() const noexcept { return core_->commands; }
   /// What the prefix index did since the last end_step, in order (`cache_config::max_events`).

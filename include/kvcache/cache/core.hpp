@@ -60,6 +60,14 @@ void unpin_from(core<Traits>& c, int32_t i, int32_t first) noexcept {
   q.committed = q.path * c.geo.unit;
 }
 
+/// Evicts up to `n` nodes; returns how many there were.
+template <class Traits>
+int32_t evict(core<Traits>& c, int32_t n) noexcept {
+  int32_t done = 0;
+  while (done < n && c.tree.evict_one(c.pool, c.scopes, -1, c.clock)) ++done;
+  return done;
+}
+
 template <class Traits>
 status core<Traits>::create(const geometry& g, std::span<const int32_t> limits, eviction evict) noexcept {
   geo = g;
