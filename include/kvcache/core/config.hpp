@@ -8,9 +8,9 @@
 #include <atomic>
 #include <cstdint>
 
-#define KVCACHE_VERSION_MAJOR 0
-#define KVCACHE_VERSION_MINOR 1
-#define KVCACHE_VERSION_PATCH 0
+#define KVCACHE_VERSION_MAJOR 0  ///< 0 while a new minor version may break an interface
+#define KVCACHE_VERSION_MINOR 1  ///< second part of the version, equal to the CMake package's
+#define KVCACHE_VERSION_PATCH 0  ///< third part: corrections only
 
 namespace kvcache {
 

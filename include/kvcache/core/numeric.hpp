@@ -16,26 +16,29 @@ namespace kvcache {
 
 /// IEEE half precision as stored: 11 significant bits, largest finite value 65504.
 struct f16 {
-  uint16_t bits = 0;
+  uint16_t bits = 0;                                              ///< s eeeee mmmmmmmmmm
   friend constexpr bool operator==(f16, f16) noexcept = default;  ///< equal bits, so NaN equals itself
 };
 
 /// Brain float as stored: 8 significant bits, the range of float.
 struct bf16 {
-  uint16_t bits = 0;
+  uint16_t bits = 0;                                                ///< s eeeeeeee mmmmmmm
   friend constexpr bool operator==(bf16, bf16) noexcept = default;  ///< equal bits, so NaN equals itself
 };
 
+/// Itself, for code generic over storage types.
 constexpr float to_float(float v) noexcept {
   return v;
 }
 
+/// The same value, exactly; a NaN comes out quiet.
 constexpr float to_float(bf16 v) noexcept {
   uint32_t wide = uint32_t{v.bits} << 16;
   if ((wide & 0x7fffffffu) > 0x7f800000u) wide |= 0x00400000u;
   return std::bit_cast<float>(wide);
 }
 
+/// The same value, exactly, subnormals included; a NaN comes out quiet.
 constexpr float to_float(f16 v) noexcept {
   const uint32_t sign = uint32_t{v.bits & 0x8000u} << 16;
   const uint32_t magnitude = v.bits & 0x7fffu;
@@ -49,12 +52,14 @@ constexpr float to_float(f16 v) noexcept {
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
 }
 
+/// The nearest bf16, ties to even; beyond the largest one infinity.
 constexpr bf16 to_bf16(float v) noexcept {
   const uint32_t u = std::bit_cast<uint32_t>(v);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x0040u)};
   return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
 
+/// The nearest f16, ties to even; from 65520 on infinity, at and below 2^-25 zero, the sign kept.
 constexpr f16 to_f16(float v) noexcept {
   const uint32_t u = std::bit_cast<uint32_t>(v);
   const uint32_t sign = (u >> 16) & 0x8000u;
@@ -78,14 +83,17 @@ constexpr f16 to_f16(float v) noexcept {
 /// The stored form of a float in type T, for code generic over storage types.
 template <class T>
 constexpr T narrow(float v) noexcept;
+/// Stored as it is.
 template <>
 constexpr float narrow<float>(float v) noexcept {
   return v;
 }
+/// Rounded once, as to_f16 does.
 template <>
 constexpr f16 narrow<f16>(float v) noexcept {
   return to_f16(v);
 }
+/// Rounded once, as to_bf16 does.
 template <>
 constexpr bf16 narrow<bf16>(float v) noexcept {
   return to_bf16(v);

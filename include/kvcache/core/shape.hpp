@@ -14,6 +14,7 @@ namespace kvcache {
 /// Storage type of a plane's values. The numbers are those of KVC_F32, KVC_F16, KVC_BF16 in kvcache.h.
 enum class element : uint8_t { f32 = 0, f16 = 1, bf16 = 2 };
 
+/// Bytes of one stored value.
 constexpr int32_t element_bytes(element e) noexcept {
   return e == element::f32 ? 4 : 2;
 }
@@ -24,23 +25,24 @@ struct group_shape {
   int32_t kv_heads = 0;    ///< per layer
   int32_t head_dim_k = 0;  ///< values of one K head
   int32_t head_dim_v = 0;  ///< values of one V head
-  element type = element::f16;
-  bool v_aliases_k = false;  ///< MLA latent: V is the first head_dim_v values of K and is stored once
-  int32_t window = 0;        ///< sliding window in tokens, counting the query's own; 0 = full attention
+  element type = element::f16;  ///< of K and V as stored
+  bool v_aliases_k = false;     ///< MLA latent: V is the first head_dim_v values of K and is stored once
+  int32_t window = 0;           ///< sliding window in tokens, counting the query's own; 0 = full attention
 
+  /// Equal in every number.
   constexpr bool operator==(const group_shape&) const noexcept = default;
 };
 
 /// A decoder whose layers are all alike. Models with several kinds of layers name groups in the cache
 /// configuration.
 struct model_shape {
-  int32_t layers = 0;
-  int32_t q_heads = 0;
-  int32_t kv_heads = 0;
-  int32_t head_dim = 0;
-  int32_t head_dim_v = 0;  ///< 0 = same as head_dim
-  element type = element::f16;
-  bool v_aliases_k = false;
+  int32_t layers = 0;           ///< of the model, borrowing ones included
+  int32_t q_heads = 0;          ///< query heads per layer; they take no room in the cache
+  int32_t kv_heads = 0;         ///< per layer
+  int32_t head_dim = 0;         ///< values of one K head
+  int32_t head_dim_v = 0;       ///< 0 = same as head_dim
+  element type = element::f16;  ///< of K and V as stored
+  bool v_aliases_k = false;     ///< as in group_shape
   /// Cross-layer sharing: entry i names the layer whose cache layer i reads and (if i itself) writes; an
   /// owner owns itself and comes first. Empty = every layer owns its cache. The span must outlive the call it
   /// is passed to.
@@ -110,6 +112,7 @@ struct block_format {
       false;  ///< sealing rounds: blocks have an open form with ids of their own and cannot be reopened
   uint64_t fingerprint = 0;  ///< identity of codec and parameters; part of the sharing scope
 
+  /// Equal in every number.
   constexpr bool operator==(const block_format&) const noexcept = default;
 };
 

@@ -57,12 +57,14 @@ constexpr const char* to_text(errc e) noexcept {
 
 /// Outcome of a call without a value. True means done.
 struct [[nodiscard]] status {
-  errc code = errc::ok;
+  errc code = errc::ok;    ///< why it was not done
   const char* field = "";  ///< static text, never null
-  int64_t value = 0;
+  int64_t value = 0;       ///< what the field was, or how much of a resource was missing; 0 if no number
 
   constexpr status() noexcept = default;
+  /// From an error code alone, so that a function may `return errc::busy`, or with the field and its value.
   constexpr status(errc e, const char* f = "", int64_t v = 0) noexcept : code(e), field(f), value(v) {}
+  /// True if the call did what was asked.
   constexpr explicit operator bool() const noexcept { return code == errc::ok; }
 };
 
@@ -70,16 +72,26 @@ struct [[nodiscard]] status {
 template <class T>
 class [[nodiscard]] result {
  public:
+  /// A success; a function may `return value`.
   constexpr result(T v) noexcept : value_(std::move(v)) {}
+  /// A failure. Requires: `e` is not ok.
   constexpr result(status e) noexcept : error_(e) {}
+  /// A failure, spelled out.
   constexpr result(errc e, const char* f = "", int64_t v = 0) noexcept : error_(e, f, v) {}
 
+  /// True if there is a value.
   constexpr explicit operator bool() const noexcept { return bool(error_); }
+  /// The value; a default constructed T after a failure, never undefined behaviour.
   constexpr T& operator*() & noexcept { return value_; }
+  /// The value, to be read.
   constexpr const T& operator*() const& noexcept { return value_; }
+  /// The value, to be moved out.
   constexpr T&& operator*() && noexcept { return std::move(value_); }
+  /// Member of the value.
   constexpr T* operator->() noexcept { return &value_; }
+  /// Member of the value, to be read.
   constexpr const T* operator->() const noexcept { return &value_; }
+  /// The reason why there is no value; `errc::ok` if there is one.
   constexpr const status& error() const noexcept { return error_; }
 
  private:
