@@ -30,9 +30,10 @@ inline status write_row(std::span<const block_id> table, int32_t fill, std::span
 /// Number of blocks that `tokens` fill, and how many slots of the last one (0 if none): the CSR form of one
 /// sequence.
 struct page_lengths {
-  int32_t pages;
-  int32_t last_page_len;
+  int32_t pages;          ///< blocks, the last one perhaps not full
+  int32_t last_page_len;  ///< tokens in the last one, 1 to block_size; 0 if there is none
 };
+/// The CSR form of a sequence of `tokens` tokens. Requires: tokens ≥ 0, block_size > 0.
 constexpr page_lengths pages_of(int32_t tokens, int32_t block_size) noexcept {
   const int32_t pages = ceil_div(tokens, block_size);
   return {pages, pages == 0 ? 0 : tokens - (pages - 1) * block_size};

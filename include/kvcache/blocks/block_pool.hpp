@@ -16,26 +16,39 @@ namespace kvcache {
 /// Hands out and counts the blocks of one group. Cost: O(1) per block. Memory: 12 bytes per block.
 class block_pool {
  public:
-  static constexpr bool shareable = true;
+  static constexpr bool shareable = true;  ///< a block may be in many tables and in the index
 
   /// Starts over with `n` free blocks. Fails: bad_argument, out_of_memory; then the pool is unchanged.
   status create(blocks n, int32_t reserve = 0) noexcept;
+  /// Whether `n` blocks are free or cached. Fails: out_of_blocks, the value being how many are missing.
   status admit(int32_t n) const noexcept {
     const int64_t have = int64_t{top_} + cached_;
     return n <= have ? status{} : status{errc::out_of_blocks, "blocks", n - have};
   }
+  /// Fills `out` with free blocks, one share each. Fails: out_of_blocks; then none is taken.
   status allocate(std::span<block_id> out) noexcept;
+  /// One more share for each block of `in`; a cached block becomes used again.
   void share(std::span<const block_id> in) noexcept;
+  /// One share less for each; a block without shares becomes cached if a node holds it, else free.
   void release(std::span<const block_id> in) noexcept;
+  /// One more node holds `b`.
   void index(block_id b) noexcept;
+  /// One node less holds `b`; it becomes free if nobody shares it either.
   void unindex(block_id b) noexcept;
 
+  /// Tables that hold `b`.
   int32_t shares(block_id b) const noexcept { return static_cast<int32_t>(at(b) >> 32); }
+  /// Whether a node holds `b`.
   bool indexed(block_id b) const noexcept { return static_cast<uint32_t>(at(b)) != 0; }
+  /// Whether a writer must copy `b` first: it is shared or indexed.
   bool immutable(block_id b) const noexcept { return at(b) > one_share; }
+  /// Blocks that nobody holds.
   int32_t free_blocks() const noexcept { return top_; }
+  /// Blocks in some table, each counted once.
   int32_t used_blocks() const noexcept { return used_; }
+  /// Blocks only in nodes: free for whoever evicts these.
   int32_t cached_blocks() const noexcept { return cached_; }
+  /// Blocks of the pool; ids are in [0, total_blocks()).
   int32_t total_blocks() const noexcept { return static_cast<int32_t>(meta_.size()); }
   /// Free ids, the next one to be handed out last. For tests and dumps.
   std::span<const block_id> free_list() const noexcept { return {free_.data(), static_cast<size_t>(top_)}; }

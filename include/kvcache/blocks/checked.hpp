@@ -16,8 +16,9 @@ namespace kvcache {
 template <block_allocator A>
 class checked {
  public:
-  static constexpr bool shareable = A::shareable;
+  static constexpr bool shareable = A::shareable;  ///< as the allocator inside
 
+  /// Starts over, the record included. Fails: as the allocator inside, and out_of_memory for the record.
   status create(blocks n, int32_t reserve = 0) noexcept {
     fixed_array<record> fresh;
     if (n.count > 0 && !fresh.create(static_cast<size_t>(n.count))) {
@@ -29,7 +30,9 @@ class checked {
     cached_ = 0;
     return {};
   }
+  /// Asks the allocator inside.
   status admit(int32_t n) noexcept { return up_.admit(n); }
+  /// Allocates; a violation if an id handed out was held already.
   status allocate(std::span<block_id> out) noexcept {
     const status s = up_.allocate(out);
     if (!s) return s;
@@ -41,6 +44,7 @@ class checked {
     compare();
     return s;
   }
+  /// Shares those blocks that are held; the others are violations and are left alone.
   void share(std::span<const block_id> in) noexcept {
     for (const block_id b : in) {
       if (b == no_block) continue;
@@ -50,6 +54,7 @@ class checked {
     }
     compare();
   }
+  /// Releases those blocks that have a share; the others are violations and are left alone.
   void release(std::span<const block_id> in) noexcept {
     for (const block_id b : in) {
       if (b == no_block) continue;
@@ -59,25 +64,28 @@ class checked {
     }
     compare();
   }
+  /// Indexes a block that is held; else a violation, and nothing happens.
   void index(block_id b) noexcept {
     if (!KVCACHE_CONTRACT(live(b))) return;
     ++at(b).nodes;
     up_.index(b);
     compare();
   }
+  /// Unindexes a block that some node holds; else a violation, and nothing happens.
   void unindex(block_id b) noexcept {
     if (!KVCACHE_CONTRACT(known(b) && at(b).nodes > 0)) return;
     if (--at(b).nodes == 0 && at(b).shares == 0) --cached_;
     up_.unindex(b);
     compare();
   }
-  int32_t shares(block_id b) const noexcept { return up_.shares(b); }
-  bool indexed(block_id b) const noexcept { return up_.indexed(b); }
-  bool immutable(block_id b) const noexcept { return up_.immutable(b); }
-  int32_t free_blocks() const noexcept { return up_.free_blocks(); }
-  int32_t used_blocks() const noexcept { return up_.used_blocks(); }
-  int32_t cached_blocks() const noexcept { return up_.cached_blocks(); }
-  int32_t total_blocks() const noexcept { return up_.total_blocks(); }
+  // Counters are those of the allocator inside.
+  int32_t shares(block_id b) const noexcept { return up_.shares(b); }     ///< tables that hold `b`
+  bool indexed(block_id b) const noexcept { return up_.indexed(b); }      ///< whether a node holds `b`
+  bool immutable(block_id b) const noexcept { return up_.immutable(b); }  ///< whether a writer must copy `b`
+  int32_t free_blocks() const noexcept { return up_.free_blocks(); }      ///< held by nobody
+  int32_t used_blocks() const noexcept { return up_.used_blocks(); }      ///< in some table
+  int32_t cached_blocks() const noexcept { return up_.cached_blocks(); }  ///< only in nodes
+  int32_t total_blocks() const noexcept { return up_.total_blocks(); }    ///< sum of the three
 
  private:
   struct record {

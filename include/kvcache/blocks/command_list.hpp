@@ -24,6 +24,7 @@ namespace kvcache {
 /// Commands queued since the last clear. Cost: O(1) per command. Memory: 8 bytes per block of every space.
 class command_list {
  public:
+  /// Most commands between two steps.
   static constexpr int32_t max_capacity =
       65535;  // a stage number is 16 bits, and each command adds at most one
 
@@ -34,9 +35,13 @@ class command_list {
   /// Queues `op` from `src` (or no_block) to `dst`. Requires: room(1).
   void add(int32_t op, int32_t group, size_t src_space, block_id src, size_t dst_space, block_id dst,
            int32_t tokens, int32_t arg = 0) noexcept;
+  /// The commands in the order in which they were queued; stages are not sorted. Valid until the next call.
   std::span<const kvc_command> view() const noexcept { return {list_.data(), static_cast<size_t>(size_)}; }
+  /// Commands queued.
   int32_t size() const noexcept { return size_; }
+  /// Stages they need: every command's stage is in [0, stages()).
   int32_t stages() const noexcept { return stages_; }
+  /// Forgets all of them and what they touched. Cost: O(1).
   void clear() noexcept;
 
  private:

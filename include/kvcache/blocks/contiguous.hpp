@@ -16,7 +16,7 @@ namespace kvcache {
 /// region, so that a sequence asks once. Cost: O(1) per block. Memory: 8 bytes per region and 1 per block.
 class contiguous {
  public:
-  static constexpr bool shareable = false;
+  static constexpr bool shareable = false;  ///< a block belongs to one sequence, for its whole life
 
   /// `reserve` = blocks of a region. Fails: bad_argument unless it divides the number of blocks;
   /// out_of_memory.
@@ -39,11 +39,13 @@ class contiguous {
     for (auto i = static_cast<int32_t>(regions); i-- > 0;) free_[static_cast<size_t>(top_++)] = i;
     return {};
   }
+  /// Whether a region is free. Fails: out_of_blocks; unsupported unless `n` is 0 or the blocks of a region.
   status admit(int32_t n) const noexcept {
     if (n == 0) return {};
     if (n != region_) return {errc::unsupported, "contiguous", n};
     return top_ > 0 ? status{} : status{errc::out_of_blocks, "blocks", n};
   }
+  /// Fills `out` with the ids of a free region, ascending. Fails: as admit; then nothing is taken.
   status allocate(std::span<block_id> out) noexcept {
     if (out.empty()) return {};
     if (status s = admit(static_cast<int32_t>(out.size())); !s) return s;
@@ -56,7 +58,9 @@ class contiguous {
     }
     return {};
   }
+  /// A violation: nothing is shared here.
   void share(std::span<const block_id> in) noexcept { (void)KVCACHE_CONTRACT(in.empty()); }
+  /// Gives blocks back; their region is free when the last of them has come.
   void release(std::span<const block_id> in) noexcept {
     for (const block_id b : in) {
       if (b == no_block) continue;
@@ -68,15 +72,18 @@ class contiguous {
       free_[static_cast<size_t>(top_++)] = region;
     }
   }
-  void index(block_id) noexcept { (void)KVCACHE_CONTRACT(!"indexable"); }
-  void unindex(block_id) noexcept { (void)KVCACHE_CONTRACT(!"indexable"); }
+  void index(block_id) noexcept { (void)KVCACHE_CONTRACT(!"indexable"); }    ///< a violation
+  void unindex(block_id) noexcept { (void)KVCACHE_CONTRACT(!"indexable"); }  ///< a violation
+  /// 1 while a sequence holds `b`, else 0.
   int32_t shares(block_id b) const noexcept { return used_[kvcache::index(b)]; }
-  bool indexed(block_id) const noexcept { return false; }
-  bool immutable(block_id) const noexcept { return false; }
+  bool indexed(block_id) const noexcept { return false; }    ///< never
+  bool immutable(block_id) const noexcept { return false; }  ///< never: who holds a block may write it
+  /// Blocks of the regions that nobody holds.
   int32_t free_blocks() const noexcept { return top_ * region_; }
   /// Whole regions, as long as any of their blocks is held: a reservation is use.
   int32_t used_blocks() const noexcept { return used_regions_ * region_; }
-  int32_t cached_blocks() const noexcept { return 0; }
+  int32_t cached_blocks() const noexcept { return 0; }  ///< none: nothing outlives its sequence
+  /// Blocks of all regions.
   int32_t total_blocks() const noexcept { return static_cast<int32_t>(used_.size()); }
 
  private:

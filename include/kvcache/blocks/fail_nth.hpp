@@ -12,7 +12,7 @@ namespace kvcache {
 template <block_allocator A>
 class fail_nth {
  public:
-  static constexpr bool shareable = A::shareable;
+  static constexpr bool shareable = A::shareable;  ///< as the allocator inside
 
   /// Arms the adaptor: `n` admissions pass, then one is refused, or every later one if `permanent`.
   /// n < 0 disarms.
@@ -23,7 +23,9 @@ class fail_nth {
   /// Admissions refused so far.
   int64_t refused() const noexcept { return refused_; }
 
+  /// Starts the allocator inside over; what was armed stays armed.
   status create(blocks n, int32_t reserve = 0) noexcept { return up_.create(n, reserve); }
+  /// Refuses if it is this call's turn, else asks the allocator inside. Fails: out_of_blocks.
   status admit(int32_t n) noexcept {
     if (n > 0 && left_ >= 0) {
       if (left_ == 0) {
@@ -35,18 +37,20 @@ class fail_nth {
     }
     return up_.admit(n);
   }
+  /// Never refused by the adaptor: after an admission it must not fail.
   status allocate(std::span<block_id> out) noexcept { return up_.allocate(out); }
-  void share(std::span<const block_id> in) noexcept { up_.share(in); }
-  void release(std::span<const block_id> in) noexcept { up_.release(in); }
-  void index(block_id b) noexcept { up_.index(b); }
-  void unindex(block_id b) noexcept { up_.unindex(b); }
-  int32_t shares(block_id b) const noexcept { return up_.shares(b); }
-  bool indexed(block_id b) const noexcept { return up_.indexed(b); }
-  bool immutable(block_id b) const noexcept { return up_.immutable(b); }
-  int32_t free_blocks() const noexcept { return up_.free_blocks(); }
-  int32_t used_blocks() const noexcept { return up_.used_blocks(); }
-  int32_t cached_blocks() const noexcept { return up_.cached_blocks(); }
-  int32_t total_blocks() const noexcept { return up_.total_blocks(); }
+  // Everything else is the allocator inside.
+  void share(std::span<const block_id> in) noexcept { up_.share(in); }      ///< one more share for each
+  void release(std::span<const block_id> in) noexcept { up_.release(in); }  ///< one share less for each
+  void index(block_id b) noexcept { up_.index(b); }                         ///< one more node holds `b`
+  void unindex(block_id b) noexcept { up_.unindex(b); }                     ///< one node less holds `b`
+  int32_t shares(block_id b) const noexcept { return up_.shares(b); }       ///< tables that hold `b`
+  bool indexed(block_id b) const noexcept { return up_.indexed(b); }        ///< whether a node holds `b`
+  bool immutable(block_id b) const noexcept { return up_.immutable(b); }  ///< whether a writer must copy `b`
+  int32_t free_blocks() const noexcept { return up_.free_blocks(); }      ///< held by nobody
+  int32_t used_blocks() const noexcept { return up_.used_blocks(); }      ///< in some table
+  int32_t cached_blocks() const noexcept { return up_.cached_blocks(); }  ///< only in nodes
+  int32_t total_blocks() const noexcept { return up_.total_blocks(); }    ///< sum of the three
 
  private:
   A up_;
