@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Any eviction policy behind one type, for a choice at run time (configuration file, command line, C API).
-// The cost is one indirect call per node.
+// The cost is one indirect call per path that is pinned or released.
 #include <memory>
 #include <new>
 #include <utility>
@@ -20,13 +20,22 @@ class any_eviction {
            eviction_policy<E>) explicit any_eviction(E policy) noexcept
       : policy_(new (std::nothrow) model<E>(std::move(policy))) {}
 
+  /// Whether there is a policy inside.
   bool holds() const noexcept { return policy_ != nullptr; }
+  /// Starts the policy over. Fails: as the policy, or bad_argument ("eviction") when there is none.
   status create(int32_t nodes, int32_t lanes) noexcept {
     return policy_ ? policy_->create(nodes, lanes) : status{errc::bad_argument, "eviction"};
   }
+  /// As the policy inside.
   bool monotone() const noexcept { return policy_ == nullptr || policy_->monotone(); }
+  /// A candidate for the policy inside. Requires: holds().
   void enter(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->enter(r, lane, m); }
+  /// No candidate any more. Requires: holds().
   void leave(node_id r, int32_t lane) noexcept { policy_->leave(r, lane); }
+  /// Which node of `lane` goes first; `no_node` without a candidate.
+  void enter_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->enter_path(path, lane); }
+  void leave_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->leave_path(path, lane); }
+  bool takes_paths() const noexcept { return policy_ != nullptr && policy_->takes_paths(); }
   node_id victim(int32_t lane) const noexcept { return policy_ ? policy_->victim(lane) : no_node; }
 
  private:

@@ -11,6 +11,7 @@
 //  - all others rank leaves only; a parent enters when its last child has gone.
 #include <concepts>
 #include <cstdint>
+#include <span>
 
 #include "kvcache/core/status.hpp"
 #include "kvcache/core/units.hpp"
@@ -36,6 +37,15 @@ concept eviction_policy = std::movable<E> &&
       { e.enter(r, n, m) } noexcept;  // node, lane
       { e.leave(r, n) } noexcept;
       { c.victim(n) } noexcept -> std::same_as<node_id>;  // of a lane; no_node when it has no candidate. Changes nothing
+    };
+/// What a monotone policy may add, so that a whole path costs one call. `path` = nodes of one lane, each the
+/// parent of the next: `enter_path` means entering them from the last to the first, `leave_path` that all of
+/// them leave.
+template <class E>
+concept path_eviction_policy = eviction_policy<E> &&
+    requires(E& e, std::span<const node_id> path, int32_t lane) {
+      { e.enter_path(path, lane) } noexcept;
+      { e.leave_path(path, lane) } noexcept;
     };
 // clang-format on
 

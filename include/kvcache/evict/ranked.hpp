@@ -9,6 +9,8 @@
 
 namespace kvcache {
 
+/// A number per node, the whole of a policy. It is asked when the node becomes a candidate and must not
+/// depend on anything else, so that it cannot change while the node waits.
 template <class K>
 concept eviction_key = requires(const node_meta& m) {
   { K::key(m) }
@@ -20,6 +22,7 @@ concept eviction_key = requires(const node_meta& m) {
 template <eviction_key Key>
 class ranked {
  public:
+  /// Starts over, empty. Fails: out_of_memory; then nothing has changed.
   status create(int32_t nodes, int32_t lanes) noexcept {
     fixed_array<entry> fresh_heap;
     fixed_array<int32_t> fresh_size;
@@ -34,10 +37,13 @@ class ranked {
     place_ = std::move(fresh_place);
     return {};
   }
+  /// No: a number may rank a parent below its child, so only leaves are candidates.
   static constexpr bool monotone() noexcept { return false; }
+  /// Puts `r` into the heap of `lane`. Cost: O(log candidates).
   void enter(node_id r, int32_t lane, const node_meta& m) noexcept {
     up(heap(lane), size_[static_cast<size_t>(lane)]++, {Key::key(m), r});
   }
+  /// Takes `r` out of the heap of `lane`. Cost: O(log candidates).
   void leave(node_id r, int32_t lane) noexcept {
     entry* h = heap(lane);
     const int32_t n = --size_[static_cast<size_t>(lane)];
@@ -50,6 +56,7 @@ class ranked {
       down(h, n, i, last);
     }
   }
+  /// The candidate with the smallest key; `no_node` if there is none. Cost: O(1).
   node_id victim(int32_t lane) const noexcept {
     return size_[static_cast<size_t>(lane)] == 0 ? no_node
                                                  : heap_[static_cast<size_t>(lane) * place_.size()].node;

@@ -16,8 +16,8 @@ namespace kvcache {
 /// Outcome of an insertion: the node that holds the unit, and whether it is new. `no_node` when the index is
 /// full.
 struct inserted {
-  node_id node = no_node;
-  bool fresh = false;
+  node_id node = no_node;  ///< holds the unit
+  bool fresh = false;      ///< it was added by this call
 };
 
 /// What the cache needs of an index. `parent == no_node` means the first unit of a text. Two units are the
@@ -51,22 +51,25 @@ concept prefix_index = std::movable<X> &&
 /// The index of an engine that wants no reuse between sequences: every lookup misses.
 class no_index {
  public:
+  /// Remembers the unit; the number of nodes does not matter.
   status create(int32_t, int32_t unit) noexcept {
     unit_ = unit;
     return {};
   }
-  int32_t unit() const noexcept { return unit_; }
-  int32_t capacity() const noexcept { return 0; }
-  int32_t size() const noexcept { return 0; }
+  int32_t unit() const noexcept { return unit_; }  ///< tokens of a node
+  int32_t capacity() const noexcept { return 0; }  ///< no node fits
+  int32_t size() const noexcept { return 0; }      ///< no node is stored
+  /// Always 0: a miss.
   int32_t match(int32_t, node_id, std::span<const token_id>, std::span<node_id>) const noexcept { return 0; }
+  /// Always `no_node`: full.
   inserted insert(int32_t, node_id, std::span<const token_id>) noexcept { return {}; }
-  void erase(node_id) noexcept {}
-  node_id parent(node_id) const noexcept { return no_node; }
-  bool leaf(node_id) const noexcept { return true; }
-  node_id first_child(node_id) const noexcept { return no_node; }
-  node_id sibling(node_id) const noexcept { return no_node; }
-  int32_t scope_of(node_id) const noexcept { return -1; }
-  std::span<const token_id> tokens(node_id) const noexcept { return {}; }
+  void erase(node_id) noexcept {}                                          ///< nothing to erase
+  node_id parent(node_id) const noexcept { return no_node; }               ///< there is none
+  bool leaf(node_id) const noexcept { return true; }                       ///< nothing hangs below
+  node_id first_child(node_id) const noexcept { return no_node; }          ///< there is none
+  node_id sibling(node_id) const noexcept { return no_node; }              ///< there is none
+  int32_t scope_of(node_id) const noexcept { return -1; }                  ///< of no scope
+  std::span<const token_id> tokens(node_id) const noexcept { return {}; }  ///< no tokens are kept
 
  private:
   int32_t unit_ = 1;

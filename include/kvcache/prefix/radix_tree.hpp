@@ -21,24 +21,37 @@
 
 namespace kvcache {
 
-/// Spreads (scope, parent, tokens of one unit) over 32 bits. A poor hash costs time, never a wrong hit.
+/// Spreads (scope, parent, tokens of one unit) over 32 bits by folded 128-bit products. A poor hash costs time,
+/// never a wrong hit.
 struct unit_hash {
   uint32_t operator()(int32_t scope, node_id parent, std::span<const token_id> t) const noexcept {
-    uint64_t h = (uint64_t(uint32_t(raw(parent))) << 32 | uint32_t(scope)) * 0x9e3779b97f4a7c15ull;
+    uint64_t h = fold((uint64_t(uint32_t(raw(parent))) << 32 | uint32_t(scope)) ^ 0x9e3779b97f4a7c15ull,
+                      0xff51afd7ed558ccdull);
     size_t i = 0;
-    for (; i + 1 < t.size(); i += 2) {
-      uint64_t v;
-      std::memcpy(&v, t.data() + i, sizeof v);
-      h = (h ^ v) * 0xff51afd7ed558ccdull;
-      h ^= h >> 32;
+    for (; i + 8 <= t.size(); i += 8) {  // two independent products a round
+      const token_id* p = t.data() + i;
+      h = fold(h ^ two(p), two(p + 2) ^ 0xc4ceb9fe1a85ec53ull) ^
+          fold(two(p + 4) ^ 0xbf58476d1ce4e5b9ull, two(p + 6) ^ 0x94d049bb133111ebull);
     }
-    if (i < t.size()) h = (h ^ uint32_t(t[i])) * 0xff51afd7ed558ccdull;
-    return static_cast<uint32_t>(h ^ (h >> 29));
+    for (; i < t.size(); ++i) h = fold(h ^ uint32_t(t[i]), 0xff51afd7ed558ccdull);
+    return static_cast<uint32_t>(h ^ (h >> 32));
+  }
+
+ private:
+  __extension__ using uint128 = unsigned __int128;
+  static uint64_t fold(uint64_t a, uint64_t b) noexcept {
+    const uint128 p = uint128{a} * b;
+    return static_cast<uint64_t>(p) ^ static_cast<uint64_t>(p >> 64);
+  }
+  static uint64_t two(const token_id* t) noexcept {
+    uint64_t v;
+    std::memcpy(&v, t, sizeof v);
+    return v;
   }
 };
 
 /// Index of prefixes by content. Cost: match and insert O(tokens) comparisons plus one probe where a node
-/// branches; erase O(1). Memory: 32 bytes per node, 8 to 16 bytes of table, and the tokens.
+/// branches; erase O(1). Memory: 37 bytes per node, 16 to 32 bytes of table, and the tokens.
 template <class Hash>
 class basic_radix_tree {
  public:
@@ -69,18 +82,26 @@ class basic_radix_tree {
     node_id next, prev;  // siblings
     int32_t children;
     int32_t scope;
+    uint32_t slot;  // in table_, plus one; 0 = not in it
+    bool stored;
+  };
+  struct entry {
     uint32_t hash;
-    uint32_t slot;  // in table_
+    uint32_t node;  // plus one; 0 = vacant
   };
 
   bool same(node_id r, const token_id* t) const noexcept {
     return std::memcmp(tokens(r).data(), t, static_cast<size_t>(unit_) * sizeof(token_id)) == 0;
+  }
+  uint32_t hash_of(int32_t scope, node_id parent, const token_id* t) const noexcept {
+    return Hash{}(scope, parent, {t, static_cast<size_t>(unit_)});
   }
   node_id find(int32_t scope, node_id parent, const token_id* t) const noexcept;
   size_t run_length(node_id r, const token_id* t, size_t most) const noexcept;
   void chain(node_id parent) noexcept;
   void link(node_id r, node_id parent) noexcept;
   void unlink(node_id r) noexcept;
+  void add_slot(node_id r) noexcept;
   void remove_slot(uint32_t i) noexcept;
 
   int32_t unit_ = 1;
@@ -90,7 +111,7 @@ class basic_radix_tree {
   fixed_array<node> node_;
   fixed_array<token_id> label_;
   fixed_array<uint8_t> chained_;  // 1: the only child of the node with the id before, in the same scope
-  fixed_array<node_id> table_;
+  fixed_array<entry> table_;      // first units, and nodes that have had a sibling
   fixed_array<node_id> free_;
 };
 
@@ -111,7 +132,6 @@ status basic_radix_tree<Hash>::create(int32_t nodes, int32_t unit) noexcept {
   }
   t.unit_ = unit;
   t.mask_ = static_cast<uint32_t>(slots - 1);
-  for (node_id& r : t.table_) r = no_node;
   for (int32_t i = nodes; i-- > 0;) t.free_[static_cast<size_t>(t.top_++)] = node_id{i};
   *this = std::move(t);
   return {};
@@ -126,10 +146,12 @@ node_id basic_radix_tree<Hash>::find(int32_t scope, node_id parent, const token_
       return node_[index(p.first)].scope == scope && same(p.first, t) ? p.first : no_node;
     }
   }
-  const uint32_t h = Hash{}(scope, parent, {t, static_cast<size_t>(unit_)});
-  for (uint32_t i = h & mask_; table_[i] != no_node; i = (i + 1) & mask_) {
-    const node& n = node_[index(table_[i])];
-    if (n.hash == h && n.parent == parent && n.scope == scope && same(table_[i], t)) return table_[i];
+  const uint32_t h = hash_of(scope, parent, t);
+  for (uint32_t i = h & mask_; table_[i].node != 0; i = (i + 1) & mask_) {
+    if (table_[i].hash != h) continue;
+    const node_id r{static_cast<int32_t>(table_[i].node - 1)};
+    const node& n = node_[index(r)];
+    if (n.parent == parent && n.scope == scope && same(r, t)) return r;
   }
   return no_node;
 }
@@ -181,8 +203,7 @@ void basic_radix_tree<Hash>::chain(node_id parent) noexcept {
   const node& p = node_[index(parent)];
   const node_id next{raw(parent) + 1};
   if (index(next) >= node_.size() || p.children == 0) return;
-  if (node_[index(next)].parent != parent || table_[node_[index(next)].slot] != next)
-    return;  // no child of it
+  if (!node_[index(next)].stored || node_[index(next)].parent != parent) return;
   chained_[index(next)] = p.children == 1 && node_[index(next)].scope == p.scope;
 }
 
@@ -194,32 +215,44 @@ inserted basic_radix_tree<Hash>::insert(int32_t scope, node_id parent,
   if (top_ == 0) return {};
   const node_id r = free_[static_cast<size_t>(--top_)];
   std::memcpy(label_.data() + index(r) * tokens.size(), tokens.data(), tokens.size_bytes());
-  const uint32_t h = Hash{}(scope, parent, tokens);
-  uint32_t i = h & mask_;
-  while (table_[i] != no_node) i = (i + 1) & mask_;
-  table_[i] = r;
-  node_[index(r)] = {parent, no_node, no_node, no_node, 0, scope, h, i};
+  node_[index(r)] = {parent, no_node, no_node, no_node, 0, scope, 0, true};
   link(r, parent);
   return {r, true};
 }
 
 template <class Hash>
 void basic_radix_tree<Hash>::erase(node_id r) noexcept {
-  if (!KVCACHE_CONTRACT(index(r) < node_.size() && leaf(r) && table_[node_[index(r)].slot] == r)) return;
-  remove_slot(node_[index(r)].slot);
+  if (!KVCACHE_CONTRACT(index(r) < node_.size() && node_[index(r)].stored && leaf(r))) return;
+  if (node_[index(r)].slot != 0) remove_slot(node_[index(r)].slot - 1);
+  node_[index(r)].stored = false;
   unlink(r);
   free_[static_cast<size_t>(top_++)] = r;
 }
 
+// An only child is found through its parent; the table holds the others, and the first units.
 template <class Hash>
 void basic_radix_tree<Hash>::link(node_id r, node_id parent) noexcept {
   node_id& head = parent == no_node ? first_ : node_[index(parent)].first;
-  if (head != no_node) node_[index(head)].prev = r;
+  if (head != no_node) {
+    node_[index(head)].prev = r;
+    if (node_[index(head)].slot == 0) add_slot(head);
+  }
+  if (head != no_node || parent == no_node) add_slot(r);
   node_[index(r)].next = head;
   head = r;
   if (parent == no_node) return;
   ++node_[index(parent)].children;
   chain(parent);
+}
+
+template <class Hash>
+void basic_radix_tree<Hash>::add_slot(node_id r) noexcept {
+  node& n = node_[index(r)];
+  const uint32_t h = hash_of(n.scope, n.parent, tokens(r).data());
+  uint32_t i = h & mask_;
+  while (table_[i].node != 0) i = (i + 1) & mask_;
+  table_[i] = {h, static_cast<uint32_t>(raw(r)) + 1};
+  n.slot = i + 1;
 }
 
 template <class Hash>
@@ -240,15 +273,14 @@ template <class Hash>
 void basic_radix_tree<Hash>::remove_slot(uint32_t i) noexcept {
   for (uint32_t j = i;;) {
     j = (j + 1) & mask_;
-    if (table_[j] == no_node) break;
-    const uint32_t home = node_[index(table_[j])].hash & mask_;
-    if (((j - home) & mask_) >= ((j - i) & mask_)) {
+    if (table_[j].node == 0) break;
+    if (((j - table_[j].hash) & mask_) >= ((j - i) & mask_)) {
       table_[i] = table_[j];
-      node_[index(table_[i])].slot = i;
+      node_[table_[i].node - 1].slot = i + 1;
       i = j;
     }
   }
-  table_[i] = no_node;
+  table_[i].node = 0;
 }
 
 }  // namespace kvcache

@@ -24,8 +24,8 @@ namespace kvcache {
 /// with it is refused.
 class scope {
  public:
-  static constexpr size_t max_bytes = 160;
-  static constexpr int32_t max_segments = 4;
+  static constexpr size_t max_bytes = 160;    ///< of one segment, the three of each part's head included
+  static constexpr int32_t max_segments = 4;  ///< the first one and three borders along the text
 
   scope() = delete;
   /// Everyone shares: for a single user, or for prompts that are public.
@@ -46,9 +46,13 @@ class scope {
   /// From token `first` on, `narrower` holds instead. Segments come in ascending order of `first`.
   scope& from(int32_t first, const scope& narrower) noexcept;
 
+  /// Segments along the text, at least one.
   int32_t segments() const noexcept { return count_; }
+  /// Token from which segment `i` holds.
   int32_t first_token(int32_t i) const noexcept { return segment_[i].first; }
+  /// Canonical bytes of segment `i`, in the form drawn above.
   std::string_view key(int32_t i) const noexcept { return {segment_[i].data, segment_[i].size}; }
+  /// Why this scope cannot be used: bad_argument for parts that are too long or borders out of order.
   status check() const noexcept { return error_; }
 
  private:
@@ -75,11 +79,13 @@ class scope {
 
 /// The scope ids of one sequence: id(i) holds from unit first(i) on.
 struct scope_ids {
-  int32_t count = 0;
-  int32_t first_unit[scope::max_segments] = {};
-  int32_t id[scope::max_segments] = {};
+  int32_t count = 0;                             ///< segments
+  int32_t first_unit[scope::max_segments] = {};  ///< [count] first unit of each
+  int32_t id[scope::max_segments] = {};          ///< [count] id of each
 
+  /// Equal ids from equal units on.
   constexpr bool operator==(const scope_ids&) const noexcept = default;
+  /// The id that holds for a unit (not a token).
   int32_t at(int32_t unit) const noexcept {
     int32_t i = count - 1;
     while (i > 0 && first_unit[i] > unit) --i;
@@ -99,18 +105,24 @@ class scope_table {
   result<scope_ids> acquire(const scope& s, int32_t unit) noexcept;
   /// Ids of those segments that are known, −1 for the others; nothing changes. Empty for an invalid scope.
   scope_ids find(const scope& s, int32_t unit) const noexcept;
+  /// One reference less for every id of a sequence.
   void release(const scope_ids& ids) noexcept {
     for (int32_t i = 0; i < ids.count; ++i) drop(ids.id[i]);
   }
+  /// One reference more for every id of a sequence: a fork.
   void hold(const scope_ids& ids) noexcept {
     for (int32_t i = 0; i < ids.count; ++i) hold(ids.id[i]);
   }
+  /// One reference more: a node stored under it.
   void hold(int32_t id) noexcept { ++entry_[static_cast<size_t>(id)].refs; }
+  /// One reference less; without any the id may be given to another key.
   void drop(int32_t id) noexcept {
     entry& e = entry_[static_cast<size_t>(id)];
     if (--e.refs == 0) --used_;
   }
+  /// Keys in use.
   int32_t size() const noexcept { return used_; }
+  /// Sequences and nodes that refer to an id.
   int32_t references(int32_t id) const noexcept { return entry_[static_cast<size_t>(id)].refs; }
 
  private:
