@@ -26,13 +26,13 @@ namespace kvcache {
 
 /// The usual parts: pool, LRU, radix tree. Derive from it and replace a member type to build another cache.
 struct serving {
-  using allocator_type = block_pool;
-  using eviction_type = lru;
-  using index_type = radix_tree;
+  using allocator_type = block_pool;  ///< hands out blocks; a block_allocator
+  using eviction_type = lru;          ///< ranks cached nodes; an eviction_policy
+  using index_type = radix_tree;      ///< finds prefixes; a prefix_index
 };
 /// The eviction policy is chosen at run time.
 struct dynamic : serving {
-  using eviction_type = any_eviction;
+  using eviction_type = any_eviction;  ///< whichever policy is given to create
 };
 
 /// Options of one sequence.
@@ -50,8 +50,10 @@ template <class Traits>
 class basic_sequence {
  public:
   basic_sequence() noexcept = default;
+  /// Takes the sequence over; `o` is then closed.
   basic_sequence(basic_sequence&& o) noexcept
       : core_(std::exchange(o.core_, nullptr)), place_(o.place_), generation_(o.generation_) {}
+  /// Exchanges the sequences; the one that was here closes with `o`.
   basic_sequence& operator=(basic_sequence&& o) noexcept {
     std::swap(core_, o.core_);
     std::swap(place_, o.place_);
@@ -110,11 +112,15 @@ class basic_sequence {
     return {};
   }
 
+  /// Whether this is an open sequence: false after close, and for one that was never opened.
   bool live() const noexcept {
     return core_ != nullptr && core_->seqs.state(place_).generation == generation_;
   }
+  /// Tokens with a slot, drafts included: the length of the sequence.
   int32_t held() const noexcept { return live() ? state().held : 0; }
+  /// Of these, the tokens that are final.
   int32_t accepted() const noexcept { return live() ? state().accepted : 0; }
+  /// Of these, the tokens in the index, whole units.
   int32_t committed() const noexcept { return live() ? state().committed : 0; }
   /// Tokens of the prompt found in the cache by open.
   int32_t reused() const noexcept { return live() ? state().reused : 0; }
@@ -148,8 +154,8 @@ class basic_sequence {
 template <class Traits>
 class basic_cache {
  public:
-  using sequence = basic_sequence<Traits>;
-  using eviction = typename Traits::eviction_type;
+  using sequence = basic_sequence<Traits>;          ///< what open returns
+  using eviction = typename Traits::eviction_type;  ///< what create takes
   static_assert(block_allocator<typename Traits::allocator_type>);
   static_assert(eviction_policy<eviction>);
   static_assert(prefix_index<typename Traits::index_type>);
@@ -207,11 +213,16 @@ class basic_cache {
   const stats_board& board() const noexcept { return *board_; }
   /// The counters as they are now.
   stats count() const noexcept { return core_->count(); }
+  /// Every size as create decided it.
   const geometry& shape() const noexcept { return core_->geo; }
+  /// Blocks of all groups that an account is charged for, cached ones included.
   int32_t charged(int32_t account) const noexcept { return core_->pool.charged(account); }
+  /// The allocator of a group, to be read.
   const typename Traits::allocator_type& pool(int32_t group = 0) const noexcept {
     return core_->pool.pool(group);
   }
+  /// The allocator of a group, for what an adaptor offers (fail_nth::arm). Requires: nothing is allocated or
+  /// released through it, or the cache's counts go wrong.
   typename Traits::allocator_type& pool(int32_t group = 0) noexcept { return core_->pool.pool(group); }
 
   /// Back to the state of a new cache, which cannot be told from one. Fails: busy while sequences are live,
@@ -240,7 +251,9 @@ class basic_cache {
   std::unique_ptr<stats_board> board_;
 };
 
+/// The cache with the usual parts.
 using cache = basic_cache<serving>;
+/// A request or branch of it.
 using sequence = cache::sequence;
 
 }  // namespace kvcache

@@ -71,10 +71,13 @@ struct step_traffic {
   bytes weights{};  ///< read once per step, whatever the batch
   bytes cache{};    ///< K and V of all tokens of all sequences
 
+  /// Bytes of both streams.
   constexpr bytes total() const noexcept { return weights + cache; }
+  /// How many bytes of cache are read for each byte of weights. Requires: weights above 0.
   constexpr double cache_over_weights() const noexcept {
     return static_cast<double>(cache.count) / static_cast<double>(weights.count);
   }
+  /// The longer stream; the weights if they are equal.
   constexpr regime dominated_by() const noexcept {
     return cache.count > weights.count ? regime::cache_dominated : regime::weight_dominated;
   }

@@ -50,9 +50,9 @@ constexpr kvc_softmax causal_softmax(float scale) noexcept {
 
 /// What append may do besides storing.
 struct append_options {
-  const kvc_rope* rope = nullptr;        ///< rotates K before it is rounded and stored
-  std::span<const int32_t> positions{};  ///< text position of each row, needed with rope
-  const kvc_executor* executor = nullptr;
+  const kvc_rope* rope = nullptr;          ///< rotates K before it is rounded and stored
+  std::span<const int32_t> positions{};    ///< text position of each row, needed with rope
+  const kvc_executor* executor = nullptr;  ///< null: the calling thread
 };
 
 /// Stores one K and one V row per entry of `slots` (block id * block + offset, -1 = skip). Where V aliases K
@@ -76,15 +76,15 @@ inline status append(const kvc_kv& kv, const kvc_rows& k, const kvc_rows& v, std
 
 /// Upper bounds and wishes of the attend calls one `attention` serves.
 struct attention_config {
-  int32_t q_heads = 0;
-  int32_t sequences = 1;  ///< per call
-  int32_t rows = 1;       ///< query rows of one sequence per call
-  int32_t slots = 0;      ///< kv length of one sequence
-  int32_t width = 1;      ///< of the executor
-  element q_type = element::f32;
-  element out_type = element::f32;
-  int32_t target = KVC_TARGET_BEST;
-  uint32_t features = 0;  ///< KVC_USE_* bits the calls will need
+  int32_t q_heads = 0;               ///< a multiple of the kv heads
+  int32_t sequences = 1;             ///< per call
+  int32_t rows = 1;                  ///< query rows of one sequence per call
+  int32_t slots = 0;                 ///< kv length of one sequence
+  int32_t width = 1;                 ///< of the executor
+  element q_type = element::f32;     ///< of the query rows
+  element out_type = element::f32;   ///< of the results
+  int32_t target = KVC_TARGET_BEST;  ///< KVC_TARGET_*: instruction set; all give the same bits
+  uint32_t features = 0;             ///< KVC_USE_* bits the calls will need
 };
 
 /// A plan with its workspace: made once per geometry, used for every layer and step.
@@ -125,6 +125,7 @@ class attention {
     return to_status(kvc_cpu_attend(&plan_, &kv, &batch, &q, &softmax, &out, workspace, executor, &e), e);
   }
 
+  /// The checked plan: bounds, instruction set, workspace.
   const kvc_plan& plan() const noexcept { return plan_; }
 
  private:
@@ -142,10 +143,10 @@ inline status merge(std::span<const kvc_out> parts, int32_t rows, const kvc_out&
 
 /// Payload and options of a command list.
 struct run_options {
-  std::span<const int32_t> ids{};     ///< payload of gather commands
-  std::span<const kvc_keep> keeps{};  ///< keep-lists they name
-  const kvc_rope* rope = nullptr;     ///< needed by rotate commands
-  const kvc_executor* executor = nullptr;
+  std::span<const int32_t> ids{};          ///< payload of gather commands
+  std::span<const kvc_keep> keeps{};       ///< keep-lists they name
+  const kvc_rope* rope = nullptr;          ///< needed by rotate commands
+  const kvc_executor* executor = nullptr;  ///< null: the calling thread
 };
 
 /// Runs queued commands over all layers, stage by stage. Fails with the field before any byte has moved.

@@ -31,11 +31,11 @@ enum class k_order : uint8_t { transposed, row_major };
 
 /// What host_planes are made of, beyond the shape.
 struct host_planes_config {
-  group_shape shape;
-  int32_t block_size = 16;  ///< slots, a power of two
-  int32_t blocks = 0;       ///< ids are 0 .. blocks - 1
-  int32_t group = 0;        ///< id that commands name
-  k_order order = k_order::transposed;
+  group_shape shape;                    ///< the group's layers, heads, dimensions and type
+  int32_t block_size = 16;              ///< slots, a power of two
+  int32_t blocks = 0;                   ///< ids are 0 .. blocks - 1
+  int32_t group = 0;                    ///< id that commands name
+  k_order order = k_order::transposed;  ///< of every K cell
   /// Memory to use instead of allocating: at least host_planes::size_of(config) bytes, aligned to 64. The
   /// caller keeps it alive.
   void* memory = nullptr;
@@ -51,7 +51,9 @@ struct host_planes_config {
 class host_planes {
  public:
   host_planes() noexcept = default;
+  /// Takes the region over; `o` is then empty.
   host_planes(host_planes&& o) noexcept { swap(o); }
+  /// Exchanges the regions.
   host_planes& operator=(host_planes&& o) noexcept {
     swap(o);
     return *this;
@@ -65,9 +67,14 @@ class host_planes {
     return block_bytes(c.shape, c.block_size) * c.blocks;
   }
 
+  /// The planes layer `i` reads: its own, or those of the layer it borrows from. Requires: 0 ≤ i <
+  /// layers().size().
   const kvc_kv& layer(int32_t i) const noexcept { return layers_[static_cast<size_t>(i)]; }
+  /// All layers, as `run` takes them.
   std::span<const kvc_kv> layers() const noexcept { return layers_.view(); }
+  /// Bytes of the region.
   bytes size() const noexcept { return size_; }
+  /// First byte of the region, aligned to 64.
   void* data() const noexcept { return data_; }
 
  private:

@@ -16,10 +16,11 @@ namespace kvcache {
 /// Which channels turn together: (2i, 2i+1) or (i, i + dims/2).
 enum class rope_style : uint8_t { interleaved = KVC_ROPE_INTERLEAVED, half_split = KVC_ROPE_HALF_SPLIT };
 
+/// What a model's rotary embedding is.
 struct rope_config {
-  rope_style style = rope_style::half_split;
-  int32_t dims = 0;  ///< leading channels that turn; even
-  double theta = 10000.0;
+  rope_style style = rope_style::half_split;  ///< how the model pairs channels
+  int32_t dims = 0;                           ///< leading channels that turn; even
+  double theta = 10000.0;                     ///< base: pair i turns by theta^(-2i/dims) radians per position
   /// [dims/2] radians per position, for scaled variants; empty = theta^(-2i/dims). Copied.
   std::span<const double> frequency{};
   int32_t table_positions = 0;  ///< positions below this are looked up, others computed: same values
@@ -30,8 +31,8 @@ struct rope_config {
 class rope {
  public:
   rope() noexcept = default;
-  rope(rope&&) noexcept = default;
-  rope& operator=(rope&&) noexcept = default;
+  rope(rope&&) noexcept = default;             ///< The table stays where it is.
+  rope& operator=(rope&&) noexcept = default;  ///< The source is not to be used again.
 
   /// Fails: bad_argument naming the field, out_of_memory.
   static result<rope> create(const rope_config& config) noexcept {
@@ -53,6 +54,7 @@ class rope {
     return r;
   }
 
+  /// What append and the rotate command take. Valid while this object lives and is not moved.
   const kvc_rope& view() const noexcept { return view_; }
 
   /// Rotates rows in place or into `out` (same type and strides). `positions`: one per row.

@@ -17,14 +17,14 @@ inline constexpr int32_t max_groups = 8;
 
 /// Layers that share one block table.
 struct group_config {
-  group_shape shape{};
+  group_shape shape{};      ///< of the layers in this group
   int32_t block_size = 16;  ///< tokens, a power of two
   blocks total{};           ///< 0 = this group's part of `cache_config::capacity`
   blocks open{};            ///< open blocks of a lossy format; 0 = enough for every sequence's residual
   /// Tokens a sequence reserves at its first extend, for an allocator that shares no blocks (`contiguous`);
   /// 0 = grow by block.
   int32_t reserve = 0;
-  block_format format{};
+  block_format format{};  ///< how full blocks are stored; default: as they were written
 };
 
 /// Everything that bounds the memory of a cache. Nothing is allocated after creation.
@@ -47,16 +47,17 @@ struct cache_config {
 
 /// One group as it will be built.
 struct group_geometry {
-  group_shape shape{};
-  int32_t block_size = 0;
+  group_shape shape{};         ///< of its layers
+  int32_t block_size = 0;      ///< tokens
   int32_t total = 0;           ///< blocks
   int32_t open = 0;            ///< open blocks
   int32_t per_unit = 0;        ///< blocks of this group in one node
   int32_t unit_offset = 0;     ///< where they begin among the node's block ids
   int32_t columns = 0;         ///< table entries of one sequence
   int32_t reserve_blocks = 0;  ///< taken together by each sequence
-  block_format format{};
+  block_format format{};       ///< how full blocks are stored
 
+  /// Bytes of all its planes, open blocks included.
   bytes memory() const noexcept {
     return block_bytes(shape, block_size, format) * total +
            open_block_bytes(shape, block_size, format) * open;
@@ -65,17 +66,17 @@ struct group_geometry {
 
 /// A whole cache as it will be built.
 struct geometry {
-  int32_t groups = 0;
-  group_geometry group[max_groups]{};
-  int32_t unit = 0;             ///< tokens of a node: the largest block size
-  int32_t blocks_per_unit = 0;  ///< of all groups
-  int32_t nodes = 0;
-  int32_t max_sequences = 0;
-  int32_t max_sequence_tokens = 0;
-  int32_t max_scopes = 0;
-  int32_t max_events = 0;
-  int32_t max_commands = 0;
-  uint64_t format_fingerprint = 0;
+  int32_t groups = 0;                  ///< entries of `group` in use
+  group_geometry group[max_groups]{};  ///< in the order of the configuration
+  int32_t unit = 0;                    ///< tokens of a node: the largest block size
+  int32_t blocks_per_unit = 0;         ///< of all groups
+  int32_t nodes = 0;                   ///< room of the prefix index
+  int32_t max_sequences = 0;           ///< open at the same time
+  int32_t max_sequence_tokens = 0;     ///< longest sequence
+  int32_t max_scopes = 0;              ///< in use at the same time
+  int32_t max_events = 0;              ///< between two steps
+  int32_t max_commands = 0;            ///< between two steps
+  uint64_t format_fingerprint = 0;     ///< of the layouts of all groups; part of every scope
 
   /// Bytes of all planes.
   bytes memory() const noexcept {

@@ -21,6 +21,7 @@ class event_log {
     lost_ = 0;
     return list_.create(static_cast<size_t>(capacity));
   }
+  /// Records one event (KVC_EVENT_*), or counts it as lost when the log is full.
   void add(uint16_t kind, node_id r, node_id parent, int32_t depth, int32_t scope, uint64_t clock) noexcept {
     if (list_.size() == 0) return;
     if (size_ == list_.size()) {
@@ -29,9 +30,11 @@ class event_log {
     }
     list_[size_++] = {kind, 0, raw(r), raw(parent), depth, scope, 0, clock};
   }
+  /// The events since the last clear, in order.
   std::span<const kvc_event> view() const noexcept { return {list_.data(), size_}; }
   /// Events that did not fit, ever.
   uint64_t lost() const noexcept { return lost_; }
+  /// Makes room for the next step; the count of lost ones stays.
   void clear() noexcept { size_ = 0; }
 
  private:

@@ -27,9 +27,9 @@ struct stats {
   uint64_t refusals = 0;          ///< calls refused for want of blocks, quota, length or commands
   uint64_t blocks_used = 0;       ///< in some sequence's table, each block once; or reserved
   uint64_t blocks_cached = 0;     ///< only in the index; evictable
-  uint64_t blocks_free = 0;
-  uint64_t blocks_moving = 0;  ///< on the way to or from another tier
-  uint64_t blocks_total = 0;   ///< of all groups
+  uint64_t blocks_free = 0;       ///< held by nobody
+  uint64_t blocks_moving = 0;     ///< on the way to or from another tier
+  uint64_t blocks_total = 0;      ///< of all groups
 };
 
 /// Single writer, any number of readers, wait-free for the writer.
