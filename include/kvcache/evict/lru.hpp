@@ -39,7 +39,7 @@ class lru {
     (l.prev == no_node ? e.head : links_[index(l.prev)].next) = l.next;
     (l.next == no_node ? e.tail : links_[index(l.next)].prev) = l.prev;
   }
-  /// The head of the list; `no_node` if it is empty.
+  /// Enters a path, the last node first. Cost: O(nodes).
   void enter_path(std::span<const node_id> path, int32_t lane) noexcept {
     if (path.empty()) return;
     ends& e = ends_[static_cast<size_t>(lane)];
@@ -53,8 +53,8 @@ class lru {
     links_[index(path[0])] = {before, no_node};
     e.tail = path[0];
   }
-  // A path that was released at once lies together in the list, the last node first: such a run is unlinked
-  // as a whole, by writing to its two neighbours only.
+  /// Takes a path out. One that was released at once lies together in the list, the last node first: such a
+  /// run is unlinked as a whole, by writing to its two neighbours only.
   void leave_path(std::span<const node_id> path, int32_t lane) noexcept {
     ends& e = ends_[static_cast<size_t>(lane)];
     for (size_t i = path.size(); i > 0; --i) {
@@ -68,6 +68,7 @@ class lru {
       (after == no_node ? e.tail : links_[index(after)].prev) = before;
     }
   }
+  /// The head of the list; `no_node` if it is empty.
   node_id victim(int32_t lane) const noexcept { return ends_[static_cast<size_t>(lane)].head; }
 
  private:

@@ -21,9 +21,10 @@
 
 namespace kvcache {
 
-/// Spreads (scope, parent, tokens of one unit) over 32 bits by folded 128-bit products. A poor hash costs time,
-/// never a wrong hit.
+/// Spreads (scope, parent, tokens of one unit) over 32 bits by folded 128-bit products. A poor hash costs
+/// time, never a wrong hit.
 struct unit_hash {
+  /// The hash of one unit below `parent`. Cost: O(tokens).
   uint32_t operator()(int32_t scope, node_id parent, std::span<const token_id> t) const noexcept {
     uint64_t h = fold((uint64_t(uint32_t(raw(parent))) << 32 | uint32_t(scope)) ^ 0x9e3779b97f4a7c15ull,
                       0xff51afd7ed558ccdull);
@@ -58,19 +59,30 @@ class basic_radix_tree {
   /// Starts over, empty. Fails: bad_argument, out_of_memory; then the tree is unchanged.
   status create(int32_t nodes, int32_t unit) noexcept;
 
-  int32_t unit() const noexcept { return unit_; }
-  int32_t capacity() const noexcept { return static_cast<int32_t>(node_.size()); }
-  int32_t size() const noexcept { return capacity() - top_; }
+  int32_t unit() const noexcept { return unit_; }                                   ///< tokens of a node
+  int32_t capacity() const noexcept { return static_cast<int32_t>(node_.size()); }  ///< most nodes
+  int32_t size() const noexcept { return capacity() - top_; }                       ///< nodes stored now
+  /// Follows whole units of `tokens` below `parent` (`no_node`: from the first unit of a text) and writes the
+  /// node of each to `out`. Returns how many; changes nothing. Cost: O(tokens matched).
   int32_t match(int32_t scope, node_id parent, std::span<const token_id> tokens,
                 std::span<node_id> out) const noexcept;
+  /// The node of one unit below `parent`, added if it is not there. Requires: tokens.size() == unit(). The
+  /// answer is `no_node` if it is not there and the tree is full. Cost: O(unit).
   inserted insert(int32_t scope, node_id parent, std::span<const token_id> tokens) noexcept;
+  /// Removes a leaf. Requires: `r` is stored and nothing hangs below it.
   void erase(node_id r) noexcept;
 
+  /// The unit before `r`; `no_node` if it begins a text.
   node_id parent(node_id r) const noexcept { return node_[index(r)].parent; }
+  /// Whether no unit follows `r`.
   bool leaf(node_id r) const noexcept { return node_[index(r)].children == 0; }
+  /// A unit that follows `r`, or a first unit for `no_node`; the others are its siblings.
   node_id first_child(node_id r) const noexcept { return r == no_node ? first_ : node_[index(r)].first; }
+  /// The next unit with the same parent; `no_node` after the last.
   node_id sibling(node_id r) const noexcept { return node_[index(r)].next; }
+  /// Scope id `r` was inserted with.
   int32_t scope_of(node_id r) const noexcept { return node_[index(r)].scope; }
+  /// The unit's tokens [unit()]. Valid while `r` is stored.
   std::span<const token_id> tokens(node_id r) const noexcept {
     return {label_.data() + index(r) * static_cast<size_t>(unit_), static_cast<size_t>(unit_)};
   }
@@ -115,6 +127,7 @@ class basic_radix_tree {
   fixed_array<node_id> free_;
 };
 
+/// The index that caches use.
 using radix_tree = basic_radix_tree<unit_hash>;
 static_assert(prefix_index<radix_tree>);
 
