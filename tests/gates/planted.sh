@@ -159,6 +159,26 @@ case $fault in
     page a 'int x;'; passes "${check[@]}"
     page a 'int y;'; stops 'block differs' "${check[@]}"
     page b 'int x;'; stops 'needs exactly two marks' "${check[@]}" ;;
+  docs)
+    check=("$scripts/check_docs.py" --root "$work/tree")
+    # A small tree: the real headers are read by the gate itself.
+    page() {  # page LINE...: one good header and one with these lines, the first of them line 5
+      rm -rf "$work/tree"
+      header core/good.hpp '// Good.' '' '/// Cases.' 'enum { A = 1 };' '/// Anything.' 'template <class T>' 'concept any = true;'
+      header core/planted.hpp '// Planted.' '' "$@"
+    }
+    page '/// One.' 'class one {' '  int hidden;' '};' 'namespace detail { int hidden(); }'; passes "${check[@]}"
+    for name in 'int planted();' 'struct planted {};' 'enum class planted { a };' 'enum { planted };' 'using planted = int;' \
+      '#define PLANTED 1' 'inline int planted = 0;' 'template <class T> concept planted = true;' \
+      'extern "C" { int planted(); }'; do
+      page "$name"; stops 'core/planted.hpp:5: .*not documented' "${check[@]}"
+    done
+    page '/// One.' 'struct one {' '  int planted;' '};'; stops 'planted.hpp:7: .*struct one is not documented' "${check[@]}"
+    page '/// One.' 'class one {' ' public:' '  int planted() const;' '};'
+    stops 'planted.hpp:8: .*class one is not documented' "${check[@]}"
+    page '/// See @nonsense.' 'int planted();'; stops 'unknown command .@nonsense' "${check[@]}"
+    page; stops 'doxygen-missing is not installed' "${check[@]}" --doxygen doxygen-missing
+    rm -rf "$work/tree/include"; stops 'no headers' "${check[@]}" ;;
   ctest)
     run=("$scripts/run_ctest.sh" "$work/collect")
     fake_tree good 'add_test(good "true")'
