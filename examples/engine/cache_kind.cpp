@@ -12,6 +12,18 @@ std::string_view name_of(kv_type type) {
   return "f32";
 }
 
+status cache_kind::draft(int, int) {
+  return cannot_run("unsupported", "draft", std::string(name()));
+}
+
+status cache_kind::accept(int, int) {
+  return cannot_run("unsupported", "accept", std::string(name()));
+}
+
+result<int> cache_kind::assign(int, int) {
+  return cannot_run("unsupported", "assign", std::string(name()));
+}
+
 std::span<const std::string_view> cache_kind_names() {
   static constexpr std::string_view names[] = {"reference", "contiguous", "paged"};
   return names;

@@ -8,6 +8,8 @@
 //   extend(slot, n) -> room           then a model step over those n tokens, any number of times
 //   commit(slot, text)                what was written may serve others
 //   fork(slot), close(slot)
+//   draft(slot, n) -> accept(slot, k)  n tokens of a guess, of which k turn out to be right
+//   assign(slot, from)                 one branch becomes a copy of another
 
 #include <cstddef>
 #include <memory>
@@ -28,10 +30,13 @@ std::string_view name_of(kv_type type);
 /// Who may share a prompt's cache. There is no default: isolation is chosen.
 struct cache_scope {
   bool shared = false;
-  std::string tenant;  ///< used when not shared
+  std::string tenant;     ///< used when not shared
+  int public_tokens = 0;  ///< of a tenant's prompt: its first tokens are everyone's
 
-  static cache_scope everyone() { return {true, {}}; }
-  static cache_scope only(std::string tenant) { return {false, std::move(tenant)}; }
+  static cache_scope everyone() { return {true, {}, 0}; }
+  static cache_scope only(std::string tenant) { return {false, std::move(tenant), 0}; }
+  /// A public prefix of `tokens`, such as the server's own system prompt; the tenant's alone behind it.
+  static cache_scope only_after(int tokens, std::string tenant) { return {false, std::move(tenant), tokens}; }
 };
 
 struct cache_config {
@@ -90,6 +95,19 @@ class cache_kind {
   virtual result<int> fork(int slot) = 0;
 
   virtual void close(int slot) = 0;
+
+  /// Makes room for `tokens` that may be taken back; their rows are then computed in one step, and accept()
+  /// follows it. Fails: as extend; "unsupported".
+  virtual status draft(int slot, int tokens);
+
+  /// Keeps the first `tokens` of the draft; the others were never written, as far as anyone can tell.
+  /// Fails: bad_argument when that many were not drafted; "unsupported".
+  virtual status accept(int slot, int tokens);
+
+  /// `slot` becomes a copy of `from`, as if it had been closed and forked anew, but only table entries that
+  /// differ are touched. Returns how many those were. Fails: "bad_argument" unless both are of one scope;
+  /// "unsupported".
+  virtual result<int> assign(int slot, int from);
 
   /// Tokens written to the sequence.
   virtual int length(int slot) const = 0;

@@ -42,6 +42,12 @@ kvcache::element element_of(kv_type type) {
   return kvcache::element::f32;
 }
 
+kvcache::scope scope_of(const cache_scope& s) {
+  if (s.shared) return kvcache::scope::shared();
+  const kvcache::scope own = kvcache::scope::tenant(s.tenant);
+  return s.public_tokens == 0 ? own : kvcache::scope::shared().from(s.public_tokens, own);
+}
+
 template <class Traits>
 class library_cache final : public cache_kind, private kv_backend {
  public:
@@ -57,6 +63,9 @@ class library_cache final : public cache_kind, private kv_backend {
   status commit(int slot, std::span<const token_id> text) override;
   result<int> fork(int slot) override;
   void close(int slot) override { at(slot) = {}; }
+  status draft(int slot, int tokens) override;
+  status accept(int slot, int tokens) override;
+  result<int> assign(int slot, int from) override;
   int length(int slot) const override { return at(slot).written; }
   cache_bytes bytes() const override;
   cache_counts counts() const override;
@@ -160,8 +169,7 @@ template <class Traits>
 result<opened_sequence> library_cache<Traits>::open(std::span<const token_id> prompt,
                                                     const cache_scope& scope) {
   if (prompt.empty()) return bad_input("bad_value", "prompt", "empty");
-  auto opened =
-      manager_.open(prompt, scope.shared ? kvcache::scope::shared() : kvcache::scope::tenant(scope.tenant));
+  auto opened = manager_.open(prompt, scope_of(scope));
   if (!opened) return to_error(opened.error());
   const opened_sequence out{opened->place(), opened->reused()};
   at(out.slot) = {std::move(*opened), out.reused};
@@ -190,6 +198,29 @@ result<int> library_cache<Traits>::fork(int slot) {
   const int copy = forked->place();
   at(copy) = {std::move(*forked), length(slot)};
   return copy;
+}
+
+template <class Traits>
+status library_cache<Traits>::draft(int slot, int tokens) {
+  auto& s = at(slot);
+  const auto got = s.handle.extend(tokens, true);
+  return got ? status() : to_error(got.error());
+}
+
+template <class Traits>
+status library_cache<Traits>::accept(int slot, int tokens) {
+  auto& s = at(slot);
+  if (auto done = s.handle.accept(tokens); !done) return to_error(done);
+  s.written = std::min(s.written, s.handle.held());
+  return {};
+}
+
+template <class Traits>
+result<int> library_cache<Traits>::assign(int slot, int from) {
+  const auto touched = at(slot).handle.assign(at(from).handle);
+  if (!touched) return to_error(touched.error());
+  at(slot).written = length(from);
+  return *touched;
 }
 
 template <class Traits>
