@@ -85,7 +85,7 @@ json to_json(const error& e) {
 
 void add_common_options(CLI::App& app, common_options& options) {
   std::vector<std::string> kinds(cache_kind_names().begin(), cache_kind_names().end());
-  app.add_option("--model", options.model, "model file (GGUF)")->required();
+  app.add_option("--model", options.model, "model file (GGUF)")->required()->envname("KVCACHE_MODEL");
   app.add_option("--cache", options.cache, "cache kind")->check(CLI::IsMember(kinds))->capture_default_str();
   app.add_option("--kv", options.type, "number format of the cache")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
