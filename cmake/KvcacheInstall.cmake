@@ -70,3 +70,5 @@ write_basic_package_version_file(
 install(FILES "${kvcache_BINARY_DIR}/kvcacheConfig.cmake" "${kvcache_BINARY_DIR}/kvcacheConfigVersion.cmake"
         DESTINATION "${kvcache_cmake_dir}")
 install(FILES LICENSE NOTICE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+# A header-only library has no file that gdb could auto-load printers for: they are loaded by `source`.
+install(FILES share/gdb/kvcache.py DESTINATION "${CMAKE_INSTALL_DATADIR}/kvcache/gdb")

@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 FOLDERS = ("src", "tests", "examples", "bench", "tools")
-# Projects of their own, built by the packaging tests and by the planted faults.
-APART = ("tests/packaging/", "tests/gates/", "examples/consumer/")
+# Projects of their own, built by the packaging tests, by the planted faults and by the test of the gdb printers.
+APART = ("tests/packaging/", "tests/gates/", "tests/gdb/", "examples/consumer/")
 
 
 def main():

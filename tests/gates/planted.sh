@@ -179,6 +179,19 @@ case $fault in
     page '/// See @nonsense.' 'int planted();'; stops 'unknown command .@nonsense' "${check[@]}"
     page; stops 'doxygen-missing is not installed' "${check[@]}" --doxygen doxygen-missing
     rm -rf "$work/tree/include"; stops 'no headers' "${check[@]}" ;;
+  gdb)
+    mkdir -p "$work/root/share/gdb" "$work/root/tests"
+    cp -a "$source/include" "$work/root/"; cp -a "$source/tests/gdb" "$work/root/tests/"
+    cp "$source/share/gdb/kvcache.py" "$work/root/share/gdb/"
+    check=(bash "$source/tests/gdb/printers.sh" "$work/root" "$work/run" g++)
+    passes "${check[@]}"
+    # A printer that shows a wrong length, and a layout that the printers do not know.
+    sed -i "s/accepted {int(s\['accepted'\])}/accepted {int(s['held'])}/" "$work/root/share/gdb/kvcache.py"
+    stops 'differs from expected.txt' "${check[@]}"
+    cp "$source/share/gdb/kvcache.py" "$work/root/share/gdb/"
+    sed -i 's/\btop_\b/pile_/g' "$work/root/include/kvcache/cache/sequences.hpp"
+    stops 'this layout is not known' "${check[@]}"
+    stops 'gdb-missing is not installed' env KVCACHE_GDB=gdb-missing "${check[@]}" ;;
   ctest)
     run=("$scripts/run_ctest.sh" "$work/collect")
     fake_tree good 'add_test(good "true")'
