@@ -97,27 +97,33 @@ inline status block_pool::allocate(std::span<block_id> out) noexcept {
 }
 
 inline void block_pool::share(std::span<const block_id> in) noexcept {
+  int32_t found = 0;  // in the cache; counted here, since a counter in memory would tie each step to the last
   for (const block_id b : in) {
     if (b == no_block) continue;
     if (!KVCACHE_CONTRACT(valid(b) && at(b) != 0)) continue;
-    if (at(b) < one_share) --cached_, ++used_;
+    found += at(b) < one_share;
     at(b) += one_share;
   }
+  cached_ -= found;
+  used_ += found;
 }
 
 inline void block_pool::release(std::span<const block_id> in) noexcept {
+  int32_t unused = 0;
+  int32_t cached = 0;
   for (const block_id b : in) {
     if (b == no_block) continue;
     if (!KVCACHE_CONTRACT(valid(b) && at(b) >= one_share)) continue;
     const uint64_t left = at(b) -= one_share;
-    if (left >= one_share) continue;
-    --used_;
-    if (left == 0) {
-      push(b);
+    unused += left < one_share;
+    if (left != 0) {
+      cached += left < one_share;
     } else {
-      ++cached_;
+      push(b);
     }
   }
+  used_ -= unused;
+  cached_ += cached;
 }
 
 inline void block_pool::index(block_id b) noexcept {

@@ -25,6 +25,13 @@ const char* check_tables(const core<Traits>& c) noexcept {
         const auto b = c.tree.blocks_of(c.seqs.path(i)[static_cast<size_t>(n)], g);
         if (!std::equal(b.begin(), b.end(), table.begin() + n * x.per_unit)) return "path blocks";
       }
+      for (int32_t k = q.held / x.block_size; k * x.block_size < q.exclusive; ++k) {
+        if (q.held >= q.exclusive) break;
+        if (k >= q.columns[g] || x.format.lossy || q.exclusive > c.geo.max_sequence_tokens ||
+            c.pool.pool(g).immutable(table[static_cast<size_t>(k)])) {
+          return "exclusive slots";
+        }
+      }
       if (!x.format.lossy) continue;
       const auto open = c.seqs.open_table(i, g);
       if (q.sealed[g] % x.block_size != 0 || q.sealed[g] > q.accepted) return "sealed";
@@ -76,8 +83,6 @@ const char* check_nodes(const core<Traits>& c) noexcept {
     ++count;
     ++refs[static_cast<size_t>(c.tree.tree().scope_of(r))];
     if (c.tree.pins(r) != pins[index(r)]) broken = "pins";
-    const bool candidate = c.tree.pins(r) == 0 && (c.tree.monotone() || c.tree.tree().leaf(r));
-    if (c.tree.queued(r) != candidate) broken = "eviction queue";
     const node_id above = c.tree.tree().parent(r);
     if (above != no_node && c.tree.pins(r) > 0 && c.tree.pins(above) == 0) broken = "pinned below unpinned";
   });

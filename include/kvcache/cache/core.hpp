@@ -55,8 +55,8 @@ struct core {
 template <class Traits>
 void unpin_from(core<Traits>& c, int32_t i, int32_t first) noexcept {
   sequence_state& q = c.seqs.state(i);
-  const std::span<const node_id> path = c.seqs.path(i);
-  while (q.path > first) c.tree.unpin(path[static_cast<size_t>(--q.path)], c.clock);
+  if (q.path > first) c.tree.unpin_path(c.seqs.path(i).subspan(static_cast<size_t>(first)), c.clock);
+  q.path = std::min(q.path, first);
   q.committed = q.path * c.geo.unit;
 }
 

@@ -65,8 +65,17 @@ status collect(core<Traits>& c, int32_t i, int32_t n, demand (&d)[max_groups]) n
 }
 
 template <class Traits>
+int32_t hand_out(core<Traits>& c, sequence_state& q, int32_t n, bool draft) noexcept {
+  q.held += n;
+  if (!draft) q.accepted = q.held;
+  c.counters.tokens_extended += static_cast<uint64_t>(n);
+  return n;
+}
+
+template <class Traits>
 result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexcept {
   sequence_state& q = c.seqs.state(i);
+  if (n > 0 && n <= q.exclusive - q.held && (draft || q.accepted == q.held)) return hand_out(c, q, n, draft);
   if (n < 0) return {errc::bad_argument, "n", n};
   if (!draft && q.accepted != q.held) return {errc::busy, "drafts", q.held - q.accepted};
   if (draft) n = std::min(n, draft_room(c, i));
@@ -80,10 +89,13 @@ result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexce
          c.tree.evict_one(c.pool, c.scopes, q.account, c.clock)) {
   }
   for (int32_t g = 0; g < c.geo.groups; ++g) grow(c, i, g, d[g]);
-  q.held += n;
-  if (!draft) q.accepted = q.held;
-  c.counters.tokens_extended += static_cast<uint64_t>(n);
-  return n;
+  q.exclusive = c.geo.max_sequence_tokens;
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    const group_geometry& x = c.geo.group[g];
+    // A lossy format's extend also looks after the seal of the block that is written.
+    q.exclusive = std::min(q.exclusive, x.format.lossy ? 0 : q.columns[g] * x.block_size);
+  }
+  return hand_out(c, q, n, draft);
 }
 
 template <class Traits>
@@ -195,6 +207,7 @@ void shrink(core<Traits>& c, int32_t i, int32_t n) noexcept {
     c.pool.release_backwards(g, c.seqs.table(i, g).subspan(from));
     if (x.format.lossy) c.pool.open(g).release(c.seqs.open_table(i, g).subspan(from));
     q.columns[g] = keep;
+    q.exclusive = std::min(q.exclusive, keep * x.block_size);
   }
 }
 
@@ -214,6 +227,7 @@ result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
     }
   }
   shrink(c, i, n);
+  if (n < q.accepted) q.exclusive = 0;  // what now comes last may be shared
   q.accepted = std::min(q.accepted, n);
   for (int32_t g = 0; g < c.geo.groups; ++g) q.sealed[g] = std::min(q.sealed[g], n);
   unpin_from(c, i, n / c.geo.unit);

@@ -42,15 +42,10 @@ result<int32_t> open(core<Traits>& c, std::span<const token_id> prompt, const sc
   const std::span<node_id> path = c.seqs.path_row(i);
   q.path = c.tree.match(q.scopes, prompt.first(usable), path);
   q.held = q.accepted = q.committed = q.reused = q.path * c.geo.unit;
-  for (int32_t n = 0; n < q.path; ++n) c.tree.pin(path[static_cast<size_t>(n)], c.clock);
+  c.tree.pin_path(c.seqs.path(i), c.clock);
   for (int32_t g = 0; g < c.geo.groups; ++g) {
-    const std::span<block_id> row = c.seqs.row(i, g);
-    for (int32_t n = 0; n < q.path; ++n) {
-      const std::span<const block_id> b = c.tree.blocks_of(path[static_cast<size_t>(n)], g);
-      c.pool.share(g, b);
-      std::copy(b.begin(), b.end(), row.begin() + q.columns[g]);
-      q.columns[g] += static_cast<int32_t>(b.size());
-    }
+    q.columns[g] = c.tree.list_blocks(c.seqs.path(i), g, c.seqs.row(i, g));
+    c.pool.share(g, c.seqs.table(i, g));
     q.sealed[g] = q.held;
     if (c.geo.group[g].format.lossy) std::fill_n(c.seqs.open_row(i, g).begin(), q.columns[g], no_block);
   }
@@ -67,17 +62,16 @@ result<int32_t> fork(core<Traits>& c, int32_t i) noexcept {
   if (drafts != 0) return {errc::busy, "drafts", drafts};
   const int32_t f = c.seqs.acquire();
   if (f < 0) return {errc::out_of_sequences, "max_sequences", c.geo.max_sequences};
-  const sequence_state& from = c.seqs.state(i);
+  sequence_state& from = c.seqs.state(i);
+  from.exclusive = 0;
   sequence_state& q = c.seqs.state(f);
   const uint32_t generation = q.generation;
   q = from;
   q.generation = generation;
   c.scopes.hold(q.scopes);
-  for (int32_t n = 0; n < q.path; ++n) {
-    const node_id r = c.seqs.path(i)[static_cast<size_t>(n)];
-    c.tree.pin(r, c.clock);
-    c.seqs.path_row(f)[static_cast<size_t>(n)] = r;
-  }
+  const std::span<const node_id> path = c.seqs.path(i);
+  c.tree.pin_path(path, c.clock);
+  std::copy(path.begin(), path.end(), c.seqs.path_row(f).begin());
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const auto t = c.seqs.table(i, g);
     std::copy(t.begin(), t.end(), c.seqs.row(f, g).begin());
@@ -96,7 +90,9 @@ void close(core<Traits>& c, int32_t i) noexcept {
   sequence_state& q = c.seqs.state(i);
   ++c.clock;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
-    c.pool.release_backwards(g, c.seqs.table(i, g));
+    const auto kept = static_cast<size_t>(q.path * c.geo.group[g].per_unit);  // in the index
+    c.pool.release_backwards(g, c.seqs.table(i, g).subspan(kept));
+    c.pool.release(g, c.seqs.table(i, g).first(kept));
     if (c.geo.group[g].format.lossy) c.pool.open(g).release(c.seqs.open_table(i, g));
   }
   unpin_from(c, i, 0);
@@ -128,7 +124,7 @@ template <class Traits>
 result<int32_t> assign(core<Traits>& c, int32_t dst, int32_t src) noexcept {
   if (!core<Traits>::allocator::shareable) return {errc::unsupported, "contiguous"};
   sequence_state& d = c.seqs.state(dst);
-  const sequence_state& s = c.seqs.state(src);
+  sequence_state& s = c.seqs.state(src);
   if (dst == src) return 0;
   if (d.account != s.account) return {errc::bad_argument, "account", s.account};
   if (d.scopes != s.scopes) return {errc::bad_argument, "scope", s.scopes.id[0]};
@@ -159,10 +155,11 @@ result<int32_t> assign(core<Traits>& c, int32_t dst, int32_t src) noexcept {
   int32_t same = 0;
   while (same < d.path && same < s.path && to[static_cast<size_t>(same)] == from[static_cast<size_t>(same)])
     ++same;
-  for (int32_t n = same; n < s.path; ++n) c.tree.pin(from[static_cast<size_t>(n)], c.clock);
+  c.tree.pin_path(from.subspan(static_cast<size_t>(same)), c.clock);
   unpin_from(c, dst, same);
   std::copy(from.begin() + same, from.end(), to.begin() + same);
   const uint32_t generation = d.generation;
+  s.exclusive = 0;
   d = s;
   d.generation = generation;
   return touched;

@@ -45,6 +45,12 @@ class pools {
     account_[static_cast<size_t>(a)].charged += static_cast<int32_t>(out.size());
   }
   void share(int32_t g, std::span<const block_id> in) noexcept {
+    if (A::shareable && accounts() == 1) {  // then the account's numbers are the pool's
+      const int32_t before = pool(g).cached_blocks();
+      pool(g).share(in);
+      account_[0].cached -= before - pool(g).cached_blocks();
+      return;
+    }
     for (const block_id b : in) {
       if (b == no_block) continue;
       const bool was_cached = pool(g).shares(b) == 0;
@@ -53,6 +59,14 @@ class pools {
     }
   }
   void release(int32_t g, std::span<const block_id> in) noexcept {
+    if (A::shareable && accounts() == 1) {
+      const int32_t cached = pool(g).cached_blocks();
+      const int32_t free = pool(g).free_blocks();
+      pool(g).release(in);
+      account_[0].cached += pool(g).cached_blocks() - cached;
+      account_[0].charged -= pool(g).free_blocks() - free;
+      return;
+    }
     for (const block_id b : in) {
       if (b == no_block) continue;
       pool(g).release({&b, 1});

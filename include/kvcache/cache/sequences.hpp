@@ -27,6 +27,7 @@ struct sequence_state {
   int32_t committed;            // of these, in the index
   int32_t path;                 // nodes pinned: committed / unit
   int32_t reused;               // found by open
+  int32_t exclusive;            // slots from held up to here lie in blocks that nobody else has; 0 = unknown
   int32_t columns[max_groups];  // table entries in use
   int32_t sealed[max_groups];   // leading tokens that are packed (lossy formats)
   scope_ids scopes;

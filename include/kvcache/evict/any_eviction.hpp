@@ -32,10 +32,13 @@ class any_eviction {
   void enter(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->enter(r, lane, m); }
   /// No candidate any more. Requires: holds().
   void leave(node_id r, int32_t lane) noexcept { policy_->leave(r, lane); }
-  /// Which node of `lane` goes first; `no_node` without a candidate.
-  void enter_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->enter_path(path, lane); }
-  void leave_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->leave_path(path, lane); }
+  /// Whether the policy is a `path_eviction_policy`; else the next two do nothing.
   bool takes_paths() const noexcept { return policy_ != nullptr && policy_->takes_paths(); }
+  /// Candidates along a path come, the last one first.
+  void enter_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->enter_path(path, lane); }
+  /// Candidates along a path go.
+  void leave_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->leave_path(path, lane); }
+  /// Which node of `lane` goes first; `no_node` without a candidate.
   node_id victim(int32_t lane) const noexcept { return policy_ ? policy_->victim(lane) : no_node; }
 
  private:
@@ -45,6 +48,9 @@ class any_eviction {
     virtual bool monotone() const noexcept = 0;
     virtual void enter(node_id, int32_t, const node_meta&) noexcept = 0;
     virtual void leave(node_id, int32_t) noexcept = 0;
+    virtual bool takes_paths() const noexcept = 0;
+    virtual void enter_path(std::span<const node_id>, int32_t) noexcept = 0;
+    virtual void leave_path(std::span<const node_id>, int32_t) noexcept = 0;
     virtual node_id victim(int32_t) const noexcept = 0;
   };
   template <class E>
@@ -54,6 +60,13 @@ class any_eviction {
     bool monotone() const noexcept override { return policy.monotone(); }
     void enter(node_id r, int32_t lane, const node_meta& m) noexcept override { policy.enter(r, lane, m); }
     void leave(node_id r, int32_t lane) noexcept override { policy.leave(r, lane); }
+    bool takes_paths() const noexcept override { return detail::takes_paths(policy); }
+    void enter_path(std::span<const node_id> path, int32_t lane) noexcept override {
+      if constexpr (path_eviction_policy<E>) policy.enter_path(path, lane);
+    }
+    void leave_path(std::span<const node_id> path, int32_t lane) noexcept override {
+      if constexpr (path_eviction_policy<E>) policy.leave_path(path, lane);
+    }
     node_id victim(int32_t lane) const noexcept override { return policy.victim(lane); }
     E policy;
   };

@@ -49,4 +49,18 @@ concept path_eviction_policy = eviction_policy<E> &&
     };
 // clang-format on
 
+namespace detail {
+
+// A policy behind a type of its own (`any_eviction`) knows at run time.
+template <eviction_policy E>
+bool takes_paths(const E& e) noexcept {
+  if constexpr (requires { e.takes_paths(); }) {
+    return e.takes_paths();
+  } else {
+    return path_eviction_policy<E>;
+  }
+}
+
+}  // namespace detail
+
 }  // namespace kvcache
