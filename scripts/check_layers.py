@@ -7,8 +7,8 @@ check_layers.py [--root DIR] [--draw]
 Layers, lower first:  core < {blocks, prefix, evict, retain, quant, tier} < {attend, cuda} < cache < front door,
 where the front door is the files directly in include/kvcache.
 A file may include its own folder and lower layers, never upwards and never sideways. `interop` may include
-everything below the front door. `kvcache.h` stands alone: it is C, includes nothing of ours, and its structs are the wire
-format between the halves, so everything above core may include it. Also checked: headers no public header may need, headers bound to one folder,
+everything below the front door. `kvcache.h` and its parts in `c/` stand alone: they are C, include nothing else of ours, and
+their structs are the wire format between the halves, so everything above core may include them. Also checked: headers no public header may need, headers bound to one folder,
 cycles between files, and includes that name no file.
 """
 import argparse
@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 
-C_API = "kvcache.h"
+C_API, C_PARTS = "kvcache.h", "c"
 LAYER = {"core": 0, "blocks": 1, "prefix": 1, "evict": 1, "retain": 1, "quant": 1, "tier": 1,
          C_API: 0.5, "attend": 2, "cuda": 2, "interop": 3, "cache": 3, "": 4}
 HEAVY = {"iostream", "string", "functional", "regex", "ranges", "thread"}
@@ -29,7 +29,7 @@ COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
 
 def folder_of(path):
-    if path.name == C_API and len(path.parts) == 1:
+    if path.parts[0] in (C_API, C_PARTS):
         return C_API
     return path.parts[0] if len(path.parts) > 1 else ""
 

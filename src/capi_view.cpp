@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C API's views of a step for kernels, and planes in memory of the caller.
+#include <algorithm>
+
+#include "capi.hpp"
+#include "kvcache/attend/host_planes.hpp"
+#include "kvcache/blocks/batch_view.hpp"
+
+namespace kvcache::detail {
+namespace {
+
+bool lossy(const host_cache& h, int32_t group) noexcept {
+  return h.cache.shape().group[group].format.lossy;
+}
+
+kvc_status check_view(const host_cache& h, const kvc_view& v, kvc_error* error) noexcept {
+  KVC_TRY(need(v.group >= 0 && v.group < h.cache.shape().groups, KVC_FIELD_GROUP, error, v.group));
+  KVC_TRY(need(v.n >= 0, KVC_FIELD_N, error, v.n));
+  KVC_TRY(need(v.table_columns >= 0, KVC_FIELD_TABLE_COLUMNS, error, v.table_columns));
+  KVC_TRY(need(v.max_rows >= 0, KVC_FIELD_MAX_ROWS, error, v.max_rows));
+  KVC_TRY(need(v.reserved == 0, KVC_FIELD_RESERVED, error, v.reserved));
+  const bool some = v.n > 0, cells = some && v.table_columns > 0;
+  KVC_TRY(need(v.sequences != nullptr || !some, KVC_FIELD_SEQUENCES, error));
+  KVC_TRY(need(v.table != nullptr || !cells, KVC_FIELD_TABLE, error));
+  KVC_TRY(need(v.kv_len != nullptr || !some, KVC_FIELD_KV_LEN, error));
+  KVC_TRY(need(v.q_start != nullptr, KVC_FIELD_Q_START, error));
+  KVC_TRY(need(v.q_pos != nullptr || v.max_rows == 0, KVC_FIELD_Q_POS, error));
+  if (!lossy(h, v.group)) return KVC_OK;
+  KVC_TRY(need(v.open_table != nullptr || !cells, KVC_FIELD_OPEN_TABLE, error));
+  KVC_TRY(need(v.sealed != nullptr || !some, KVC_FIELD_SEALED, error));
+  return need((v.slot == nullptr) == (v.open_slot == nullptr), KVC_FIELD_OPEN_SLOT, error);
+}
+
+int32_t rows_of(const kvc_view& v, int32_t i) noexcept {
+  return v.rows != nullptr ? v.rows[i] : 1;
+}
+
+kvc_status check_sequences(const host_cache& h, const kvc_view& v, kvc_error* error) noexcept {
+  int64_t rows = 0;
+  for (int32_t i = 0; i < v.n; ++i) {
+    host_sequence* s = nullptr;
+    KVC_TRY(find(h, v.sequences[i], s, error, i));
+    const auto columns = static_cast<int64_t>(s->table(v.group).size());
+    if (columns > v.table_columns) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TABLE_COLUMNS, columns, i);
+    const int32_t n = rows_of(v, i);
+    if (n < 0 || n > s->held()) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROWS, n, i);
+    rows += n;
+    if (rows > v.max_rows) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_MAX_ROWS, rows, i);
+  }
+  return KVC_OK;
+}
+
+// Where the last `n` tokens of a sequence are stored.
+void write_new_slots(const host_sequence& s, const kvc_view& v, int32_t block_size, bool open, size_t at,
+                     size_t n) noexcept {
+  const int32_t first = s.held() - static_cast<int32_t>(n);
+  if (!open) {
+    (void)write_slots(s.table(v.group), block_size, first, {v.slot + at, n});
+    return;
+  }
+  std::fill_n(v.slot + at, n, int64_t{-1});  // new rows of a lossy format go to its open form only
+  (void)write_slots(s.open_table(v.group), block_size, first, {v.open_slot + at, n});
+}
+
+void fill(const host_cache& h, const kvc_view& v) noexcept {
+  const int32_t block_size = h.cache.shape().group[v.group].block_size;
+  const bool open = lossy(h, v.group);
+  const auto columns = static_cast<size_t>(v.table_columns);
+  v.q_start[0] = 0;
+  for (int32_t i = 0; i < v.n; ++i) {
+    host_sequence* s = nullptr;
+    if (find(h, v.sequences[i], s, nullptr) != KVC_OK) return;  // checked before
+    const size_t cell = static_cast<size_t>(i) * columns;
+    (void)write_row(s->table(v.group), -1, {v.table + cell, columns});
+    if (open) (void)write_row(s->open_table(v.group), -1, {v.open_table + cell, columns});
+    v.kv_len[i] = s->held();
+    if (open) v.sealed[i] = s->sealed(v.group);
+    const int32_t n = rows_of(v, i), at = v.q_start[i];
+    for (int32_t k = 0; k < n; ++k) v.q_pos[at + k] = s->held() - n + k;
+    if (v.slot != nullptr) {
+      write_new_slots(*s, v, block_size, open, static_cast<size_t>(at), static_cast<size_t>(n));
+    }
+    v.q_start[i + 1] = at + n;
+  }
+}
+
+kvc_status check_csr(const host_cache& h, const kvc_sequence* sequences, int32_t n, int32_t group,
+                     int64_t room, kvc_error* error) noexcept {
+  int64_t blocks = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    host_sequence* s = nullptr;
+    KVC_TRY(find(h, sequences[i], s, error, i));
+    blocks += pages_of(s->held(), h.cache.shape().group[group].block_size).pages;
+    if (blocks > room || blocks > INT32_MAX) {
+      return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_INDICES, blocks, i);
+    }
+  }
+  return KVC_OK;
+}
+
+host_planes_config convert(const kvc_planes& p) noexcept {
+  host_planes_config c;
+  c.shape = {.layers = p.layers,
+             .kv_heads = p.kv_heads,
+             .head_dim_k = p.dim_k,
+             .head_dim_v = p.dim_v,
+             .type = static_cast<element>(p.type),
+             .v_aliases_k = p.v_aliases_k != 0,
+             .window = 0};
+  c.block_size = p.block;
+  c.blocks = p.blocks;
+  c.group = p.group;
+  c.order = p.order == KVC_K_ROW_MAJOR ? k_order::row_major : k_order::transposed;
+  c.memory = p.memory.ptr;
+  return c;
+}
+
+kvc_status check_planes(const kvc_planes* p, kvc_error* error) noexcept {
+  KVC_TRY(check_struct(p, KVC_FIELD_PLANES, error));
+  KVC_TRY(need(p->type >= 0 && p->type <= KVC_BF16, KVC_FIELD_TYPE, error, p->type));
+  KVC_TRY(
+      need(p->order == KVC_K_TRANSPOSED || p->order == KVC_K_ROW_MAJOR, KVC_FIELD_ORDER, error, p->order));
+  KVC_TRY(need(p->reserved == 0, KVC_FIELD_RESERVED, error, p->reserved));
+  const host_planes_config c = convert(*p);
+  KVC_TRY(fail(error, validate(c.shape, c.block_size)));
+  KVC_TRY(need(c.group >= 0 && c.group <= UINT8_MAX, KVC_FIELD_GROUP, error, c.group));
+  const int64_t block = block_bytes(c.shape, c.block_size).count;
+  return need(c.blocks >= 1 && block <= INT64_MAX / 2 / c.blocks, KVC_FIELD_BLOCKS, error, c.blocks);
+}
+
+}  // namespace
+}  // namespace kvcache::detail
+
+using namespace kvcache;
+using namespace kvcache::detail;
+
+kvc_status kvc_view_batch(kvc_cache cache, const kvc_view* view, kvc_batch* batch, kvc_error* error) {
+  host_cache* h = nullptr;
+  KVC_TRY(find(cache, h, error));
+  KVC_TRY(check_struct(view, KVC_FIELD_VIEW, error));
+  KVC_TRY(check_view(*h, *view, error));
+  if (batch != nullptr) KVC_TRY(check_struct(batch, KVC_FIELD_BATCH, error));
+  KVC_TRY(check_sequences(*h, *view, error));
+  fill(*h, *view);
+  if (batch == nullptr) return KVC_OK;
+  *batch = {};
+  batch->struct_size = sizeof *batch;
+  batch->n = view->n;
+  batch->table_columns = view->table_columns;
+  batch->table = view->table;
+  batch->kv_len = view->kv_len;
+  batch->q_start = view->q_start;
+  batch->q_pos = view->q_pos;
+  if (lossy(*h, view->group)) {
+    batch->open_table = view->open_table;
+    batch->sealed = view->sealed;
+  }
+  return KVC_OK;
+}
+
+kvc_status kvc_view_csr(kvc_cache cache, const kvc_sequence* sequences, int32_t n, int32_t group,
+                        int32_t* indptr, int32_t* indices, int64_t room, int32_t* last_page_len,
+                        kvc_error* error) {
+  host_cache* h = nullptr;
+  KVC_TRY(find(cache, h, error));
+  KVC_TRY(need(group >= 0 && group < h->cache.shape().groups, KVC_FIELD_GROUP, error, group));
+  KVC_TRY(need(n >= 0, KVC_FIELD_N, error, n));
+  KVC_TRY(need(room >= 0, KVC_FIELD_INDICES, error, room));
+  KVC_TRY(need(sequences != nullptr || n == 0, KVC_FIELD_SEQUENCES, error));
+  KVC_TRY(need(indptr != nullptr, KVC_FIELD_INDPTR, error));
+  KVC_TRY(need(indices != nullptr || room == 0, KVC_FIELD_INDICES, error));
+  KVC_TRY(need(last_page_len != nullptr || n == 0, KVC_FIELD_LAST_PAGE_LEN, error));
+  KVC_TRY(check_csr(*h, sequences, n, group, room, error));
+  const int32_t block_size = h->cache.shape().group[group].block_size;
+  const auto count = static_cast<size_t>(n);
+  indptr[0] = 0;
+  for (size_t i = 0; i < count; ++i) {
+    host_sequence* s = nullptr;
+    KVC_TRY(find(*h, sequences[i], s, error, static_cast<int64_t>(i)));
+    const status done = write_csr(s->table(group), s->held(), block_size, i, {indptr, count + 1},
+                                  {indices, static_cast<size_t>(room)}, {last_page_len, count});
+    if (!done) return fail(error, done, static_cast<int64_t>(i));
+  }
+  return KVC_OK;
+}
+
+kvc_status kvc_cpu_planes(const kvc_planes* planes, kvc_kv* layers, int64_t* bytes, kvc_error* error) {
+  KVC_TRY(check_planes(planes, error));
+  const host_planes_config c = convert(*planes);
+  const int64_t needed = host_planes::size_of(c).count;
+  if (planes->memory.ptr != nullptr) {
+    KVC_TRY(need(layers != nullptr, KVC_FIELD_LAYERS, error));
+    if (planes->memory.bytes < static_cast<size_t>(needed)) {
+      return fail(error, KVC_WORKSPACE, KVC_FIELD_MEMORY, needed);
+    }
+    const result<host_planes> made = host_planes::create(c);
+    if (!made) return fail(error, made.error());
+    std::copy(made->layers().begin(), made->layers().end(), layers);
+  }
+  if (bytes != nullptr) *bytes = needed;
+  return KVC_OK;
+}
