@@ -4,9 +4,8 @@
 // sharing every request computes and stores that prompt again; with sharing the first one does it for all:
 //
 //   request 0   | system prompt ............ | question 0 | answer 0
-//   request 1   |  same blocks, read only    | question 1 | answer 1     open() finds them, pins them and
-//   request 2   |  same blocks, read only    | question 2 | answer 2     says how many tokens need no
-//   computing
+//   request 1   |  same blocks, read only    | question 1 | answer 1     open() finds and pins them,
+//   request 2   |  same blocks, read only    | question 2 | answer 2     and tells how much is left
 //
 // The only difference between the two runs below is the scope a request is opened with. Reuse is not an
 // approximation: a cached key is the same number that would have been computed, so the answers must be the
