@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A cache in a state where every printer has something to show; gdb stops in `here` and prints.
+#include <utility>
 #include <vector>
 
 #include "kvcache/cache.hpp"
@@ -37,13 +38,14 @@ int main() {
   if (!branch || !branch->extend(1) || !branch->extend(2, true))
     return 1;  // copies the last block, then drafts
 
+  kvc::sequence seq = std::move(*branch);
   kvc::sequence closed;
-  const kvc::status refused = branch->extend(1000, true).error();
+  const kvc::status refused = seq.extend(1000, true).error();
   const kvc::result<int32_t> failed = refused;
   const kvc::result<int32_t> fine = 7;
   const kvc::block_id absent = kvc::no_block;
   const auto node = kvc::node_id{2};
-  const auto table = branch->table();
+  const auto table = seq.table();
   const kvc::bytes size = cache.shape().memory();
   const kvc::blocks some{3};
   const auto broken = kvc::scope::tenant("x").from(0, kvc::scope::shared());

@@ -2,13 +2,24 @@
 # What printers.sh compares: everything from the first `==` line on.
 up
 set print pretty on
+echo == what docs/debugging.md shows\n
+echo # [shown]\n
+echo (gdb) print seq\n
+print seq
+echo (gdb) print refused\n
+print refused
+echo (gdb) kvcache tree cache\n
+kvcache tree cache
+echo (gdb) print $kvcache_core(cache).commands\n
+print $kvcache_core(cache).commands
+echo # [shown]\n
 echo == a cache\n
 print cache
 echo == sequences\n
 print first
 print branch
 print closed
-print branch.value_.place_
+print seq.place_
 echo == inside a cache\n
 print $kvcache_core(cache).seqs
 print $kvcache_core(cache).tree.tree_
