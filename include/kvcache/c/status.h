@@ -28,6 +28,7 @@ extern "C" {
 
 /// Outcome of a call: 0 is success, negative values are the enumerators below.
 typedef int32_t kvc_status;
+/// What a kvc_status says.
 enum {
   KVC_OK = 0,
   KVC_OUT_OF_BLOCKS = -1,      ///< not enough free and evictable blocks; close, preempt or wait
