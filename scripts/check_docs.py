@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails if a public name in include/kvcache has no doc comment, or Doxygen does not understand one.
+"""Fails if a public name in include/kvcache has no doc comment, if Doxygen does not understand one, or if a document
+links to a file or heading that does not exist.
 
 check_docs.py [--root DIR] [--doxygen PROGRAM]
 
 Public is what Doxygen extracts with docs/Doxyfile: no private members, nothing in a namespace `detail`. Enumerators may
-be described by their enum. What Doxygen does not warn about (concepts, empty classes, enums without a name) is looked for in its XML.
+be described by their enum. What Doxygen does not warn about (concepts, empty classes, enums without a name) is looked for
+in its XML.
 """
 import argparse
 import pathlib
@@ -56,6 +58,33 @@ def silent_names(folder):
                 yield (f"{place.get('file')}:{place.get('line')}", f"{element.get('kind')} {name}", described(element))
 
 
+def prose(path):
+    """A document with its code blocks emptied; line numbers stay."""
+    blank = lambda m: "\n" * m.group().count("\n")
+    return re.sub(r"^```.*?^```", blank, path.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def headings(path):
+    """Anchors of a document's headings, as GitHub makes them."""
+    for title in re.findall(r"^#+ +(.+?) *$", prose(path), re.M):
+        yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def broken_links(root):
+    for path in sorted(root.glob("*.md")) + sorted((root / "docs").rglob("*.md")):
+        text = prose(path)
+        for m in re.finditer(r"\[[^\]]*\]\(([^)\s]+)\)", text):
+            target, _, anchor = m.group(1).partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            file = (path.parent / target).resolve() if target else path
+            where = f"{path.relative_to(root)}:{text.count(chr(10), 0, m.start()) + 1}"
+            if not file.exists():
+                yield f"{where}: links to {target}, which does not exist"
+            elif anchor and file.suffix == ".md" and anchor not in headings(file):
+                yield f"{where}: links to {target}#{anchor}, a heading that does not exist"
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", default=HERE, type=pathlib.Path)
@@ -78,6 +107,7 @@ def main():
     if files != len(headers):
         errors.append(f"Doxygen read {files} of {len(headers)} headers")
     errors += sorted({f"{where}: {what} is not documented." for where, what, good in quiet if not good})
+    errors += broken_links(root)
     for error in errors[:200]:
         print(error, file=sys.stderr)
     if errors:

@@ -177,6 +177,10 @@ case $fault in
     page '/// One.' 'class one {' ' public:' '  int planted() const;' '};'
     stops 'planted.hpp:8: .*class one is not documented' "${check[@]}"
     page '/// See @nonsense.' 'int planted();'; stops 'unknown command .@nonsense' "${check[@]}"
+    page; printf '# One two\n[a](#one-two) [b](docs)\n' >"$work/tree/README.md"; mkdir "$work/tree/docs"; passes "${check[@]}"
+    page; printf '# One\n[a](docs/none.md)\n' >"$work/tree/README.md"
+    stops 'README.md:2: links to docs/none.md, which' "${check[@]}"
+    page; printf '# One\n[a](#two)\n' >"$work/tree/README.md"; stops 'README.md:2: .*heading that does not exist' "${check[@]}"
     page; stops 'doxygen-missing is not installed' "${check[@]}" --doxygen doxygen-missing
     rm -rf "$work/tree/include"; stops 'no headers' "${check[@]}" ;;
   gdb)
