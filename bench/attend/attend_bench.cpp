@@ -1,287 +1,262 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention against what the machine can do, measured in the same run on the same memory: decode against a
-// plain read of the planes, prefill against the fused multiply-add peak. One thread. Names:
-//   decode/<type>/<K order>/D<dim>/L<length>/G<query heads per kv head>     counters GB/s, of_read (one
-//     sequential read of the same bytes) and of_block_read (the same blocks read in the table's order)
-//   prefill/<type>/<K order>/D<dim>/L<length>/chunk<rows>                   counters GFLOP/s and of_peak
+// Attention against what the machine can do, limit and work in turn on the same memory. Names:
+//   decode/<type>/D<dim>/G<query heads per kv head>/<length>/t<threads>[/<variant>]
+//   prefill/<type>/D<dim>/G<query heads per kv head>/t<threads>[/<variant>]     512 rows at 4,096 tokens
+// An item is one attend call: one sequence, one layer, 8 kv heads, blocks of 16 slots unless the variant says
+// otherwise. Decode walks over at least 400 MB of layers whose tables are shuffled. Its limit is one
+// sequential read of the same bytes (best of five) or, where that is longer, the multiplications at the peak
+// of fused multiply-add; prefill's is the multiplications that no mask hides. More counters:
+//   read_ns      the read, whichever the limit is       fma_ns   the multiplications at their peak
+//   best_ratio   fastest round over fastest limit, for two threads on a machine that others use too
+//   shuffled_ns  the same blocks read in the table's order, nothing computed
 #include <benchmark/benchmark.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <ctime>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include "kvcache/attend/data_plane.hpp"
 #include "kvcache/attend/host_planes.hpp"
 #include "kvcache/core/numeric.hpp"
+#include "support/machine.hpp"
+#include "support/rounds.hpp"
 
 using namespace kvcache;
 
 namespace {
 
-/// Seconds this thread has computed: other work on the machine does not count.
-double now() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
-}
-double seconds_since(double start) {
-  return now() - start;
-}
-
-#if defined(__x86_64__)
-bool wide() {
-  return __builtin_cpu_supports("avx512f");
-}
-
-__attribute__((target("avx512f"))) float read_512(const float* p, size_t n) {
-  __m512 a = _mm512_setzero_ps(), b = a, c = a, d = a;
-  for (size_t i = 0; i + 64 <= n; i += 64) {
-    a = _mm512_add_ps(a, _mm512_loadu_ps(p + i));
-    b = _mm512_add_ps(b, _mm512_loadu_ps(p + i + 16));
-    c = _mm512_add_ps(c, _mm512_loadu_ps(p + i + 32));
-    d = _mm512_add_ps(d, _mm512_loadu_ps(p + i + 48));
-  }
-  float sum[16];
-  _mm512_storeu_ps(sum, _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d)));
-  return std::accumulate(sum, sum + 16, 0.0f);
-}
-
-__attribute__((target("avx512f"))) float fma_512(int64_t rounds) {
-  const __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(0.001f);
-  __m512 a = x, b = x, c = x, d = x, e = x, f = x, g = x, h = x, i = x, j = x, k = x, l = x;
-  for (int64_t r = 0; r < rounds; ++r) {
-    asm("vfmadd213ps %[y], %[x], %[a]\n\tvfmadd213ps %[y], %[x], %[b]\n\tvfmadd213ps %[y], %[x], %[c]\n\t"
-        "vfmadd213ps %[y], %[x], %[d]\n\tvfmadd213ps %[y], %[x], %[e]\n\tvfmadd213ps %[y], %[x], %[f]\n\t"
-        "vfmadd213ps %[y], %[x], %[g]\n\tvfmadd213ps %[y], %[x], %[h]\n\tvfmadd213ps %[y], %[x], %[i]\n\t"
-        "vfmadd213ps %[y], %[x], %[j]\n\tvfmadd213ps %[y], %[x], %[k]\n\tvfmadd213ps %[y], %[x], %[l]"
-        : [a] "+v"(a), [b] "+v"(b), [c] "+v"(c), [d] "+v"(d), [e] "+v"(e), [f] "+v"(f), [g] "+v"(g),
-          [h] "+v"(h), [i] "+v"(i), [j] "+v"(j), [k] "+v"(k), [l] "+v"(l)
-        : [x] "v"(x), [y] "v"(y));
-  }
-  a = _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d)),
-                    _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(e, f), _mm512_add_ps(g, h)),
-                                  _mm512_add_ps(_mm512_add_ps(i, j), _mm512_add_ps(k, l))));
-  float sum[16];
-  _mm512_storeu_ps(sum, a);
-  return sum[0];
-}
-#else
-bool wide() {
-  return false;
-}
-float read_512(const float*, size_t) {
-  return 0;
-}
-float fma_512(int64_t) {
-  return 0;
-}
-#endif
-
-float read_plain(const float* p, size_t n) {
-  float a[32] = {};
-  for (size_t i = 0; i + 32 <= n; i += 32) {
-    for (size_t k = 0; k < 32; ++k) a[k] += p[i + k];
-  }
-  return std::accumulate(a, a + 32, 0.0f);
-}
-
-/// Bytes per second of reading `runs` runs of `bytes` each in the given order, best of five.
-double read_rate(const void* data, int64_t bytes, const std::vector<int32_t>& runs) {
-  double best = 0;
-  for (int i = 0; i < 5; ++i) {
-    const double start = now();
-    float sum = 0;
-    for (const int32_t run : runs) {
-      const auto* p = reinterpret_cast<const float*>(static_cast<const std::byte*>(data) + run * bytes);
-      sum += wide() ? read_512(p, size_t(bytes) / 4) : read_plain(p, size_t(bytes) / 4);
-    }
-    benchmark::DoNotOptimize(sum);
-    best = std::max(best, double(bytes) * double(runs.size()) / seconds_since(start));
-  }
-  return best;
-}
-
-/// Floating-point operations per second of independent fused multiply-adds, best of five.
-double fma_rate() {
-  double best = 0;
-  for (int i = 0; i < 5 && wide(); ++i) {
-    constexpr int64_t rounds = 4'000'000;
-    const double start = now();
-    benchmark::DoNotOptimize(fma_512(rounds));
-    best = std::max(best, double(rounds) * 12 * 32 / seconds_since(start));
-  }
-  return best;
-}
+constexpr int32_t kv_heads = 8;
 
 struct shape {
   element type = element::f32;
+  int32_t dim = 128, group = 4, length = 4096, threads = 1, rows = 1, block = 16;
   k_order order = k_order::transposed;
-  int32_t dim = 128, length = 4096, group = 4, rows = 1, block = 16;
-  bool huge = false;
+  int32_t target = KVC_TARGET_BEST;
+  bool aimed = true;  ///< has a target
+
+  bool decode() const { return rows == 1; }
+  int32_t q_heads() const { return kv_heads * group; }
 };
 
-std::string name_of(const shape& s) {
-  const char* types[] = {"f32", "f16", "bf16"};
-  return std::string(types[int(s.type)]) + (s.order == k_order::transposed ? "/transposed" : "/row-major") +
-         (s.block != 16 ? "/block" + std::to_string(s.block) : "") + (s.huge ? "/huge" : "") + "/D" +
-         std::to_string(s.dim) + "/L" + std::to_string(s.length);
-}
-
-constexpr int32_t kv_heads = 8;
-
-/// Layers of one long sequence each, tables shuffled, filled with small random values.
-class setting {
+/// Planes of many layers with one long sequence each, filled with small random values.
+class memory {
  public:
-  explicit setting(const shape& s, int64_t least_bytes) : shape_(s) {
+  explicit memory(const shape& s) : shape_(s) {
     host_planes_config c;
     c.shape = {.layers = 1, .kv_heads = kv_heads, .head_dim_k = s.dim, .head_dim_v = s.dim, .type = s.type};
     c.order = s.order;
     c.block_size = s.block;
     c.blocks = s.length / s.block;
     const int64_t layer = host_planes::size_of(c).count;
-    c.shape.layers = int32_t(std::max<int64_t>(1, (least_bytes + layer - 1) / layer));
-    const size_t page = size_t{2} << 20;
-    const size_t size = (size_t(host_planes::size_of(c).count) + page - 1) / page * page;
-    memory_.reset(std::aligned_alloc(page, size));
-    if (memory_ == nullptr) std::abort();
-    madvise(memory_.get(), size, s.huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    c.memory = memory_.get();
+    const int64_t least = !s.decode() ? 1 : bench::quick() ? int64_t{64} << 20 : int64_t{400} << 20;
+    c.shape.layers = int32_t(std::max<int64_t>(1, (least + layer - 1) / layer));
     auto made = host_planes::create(c);
-    if (!made) std::abort();
+    if (!made) return;
     planes = std::move(*made);
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal;
-    std::vector<float> some(4096);
-    for (float& x : some) x = normal(random);
-    auto* bytes = static_cast<std::byte*>(planes.data());
-    for (int64_t i = 0; i < planes.size().count / element_bytes(s.type); ++i) {
-      const float x = some[size_t((i * 7 + i / 4096) % 4096)];
-      const uint16_t h = s.type == element::f16 ? to_f16(x).bits : to_bf16(x).bits;
-      if (s.type == element::f32) std::memcpy(bytes + 4 * i, &x, 4);
-      if (s.type != element::f32) std::memcpy(bytes + 2 * i, &h, 2);
-    }
+    fill();
     table.resize(size_t(c.blocks));
     std::iota(table.begin(), table.end(), 0);
-    std::shuffle(table.begin(), table.end(), random);
-    q.resize(size_t(s.rows * q_heads() * s.dim));
-    for (float& x : q) x = normal(random);
-    out.resize(q.size());
-    for (int32_t i = 0; i < s.rows; ++i) positions.push_back(s.length - s.rows + i);
-    auto a = attention::create(planes.layer(0), {.q_heads = q_heads(), .rows = s.rows, .slots = s.length});
-    if (!a) std::abort();
-    attend = std::move(*a);
+    std::shuffle(table.begin(), table.end(), std::mt19937(1));
   }
 
-  int32_t q_heads() const { return kv_heads * shape_.group; }
-
-  /// Every block of every layer in the order in which the table names them.
-  std::vector<int32_t> shuffled_blocks() const {
-    std::vector<int32_t> runs;
-    for (size_t layer = 0; layer < planes.layers().size(); ++layer) {
-      for (const int32_t id : table) runs.push_back(int32_t(layer * table.size()) + id);
+  /// The memory of this shape: the last one made, if it fits.
+  static memory& of(const shape& s) {
+    static std::unique_ptr<memory> last;
+    if (last == nullptr || !last->fits(s)) {
+      last.reset();
+      last = std::make_unique<memory>(s);
     }
-    return runs;
+    return *last;
   }
 
-  bool step(int32_t layer) {
+  int32_t layers() const { return int32_t(planes.layers().size()); }
+  size_t bytes() const { return size_t(planes.size().count); }
+
+  host_planes planes;
+  std::vector<int32_t> table;
+
+ private:
+  bool fits(const shape& s) const {
+    return s.type == shape_.type && s.dim == shape_.dim && s.length == shape_.length &&
+           s.block == shape_.block && s.order == shape_.order && s.decode() == shape_.decode();
+  }
+  void fill() {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    std::vector<std::byte> some(1 << 20);
+    const size_t element = size_t(element_bytes(shape_.type));
+    for (size_t i = 0; i < some.size(); i += element) {
+      const float x = normal(random);
+      const uint16_t h = shape_.type == element::f16 ? to_f16(x).bits : to_bf16(x).bits;
+      element == 4 ? std::memcpy(&some[i], &x, 4) : std::memcpy(&some[i], &h, 2);
+    }
+    auto* to = static_cast<std::byte*>(planes.data());
+    for (size_t i = 0; i < bytes(); i += some.size()) {
+      std::memcpy(to + i, some.data(), std::min(some.size(), bytes() - i));
+    }
+  }
+  shape shape_;
+};
+
+/// One attend call over a layer of a memory.
+class caller {
+ public:
+  caller(const shape& s, memory& m) : threads(s.threads), shape_(s), memory_(m) {
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal;
+    q_.resize(size_t(s.rows) * size_t(s.q_heads()) * size_t(s.dim));
+    for (float& x : q_) x = normal(random);
+    out_.resize(q_.size());
+    for (int32_t i = 0; i < s.rows; ++i) positions_.push_back(s.length - s.rows + i);
+    auto made = attention::create(
+        m.planes.layer(0),
+        {.q_heads = s.q_heads(), .rows = s.rows, .slots = s.length, .width = s.threads, .target = s.target});
+    ready_ = bool(made);
+    if (made) attend_ = std::move(*made);
+  }
+
+  bool ready() const { return ready_; }
+
+  bool call(int32_t layer) {
     const int32_t starts[] = {0, shape_.rows};
     kvc_batch b{};
     b.struct_size = sizeof b;
     b.n = 1;
-    b.table = table.data();
-    b.table_columns = int32_t(table.size());
+    b.table = memory_.table.data();
+    b.table_columns = int32_t(memory_.table.size());
     b.kv_len = &shape_.length;
     b.q_start = starts;
-    b.q_pos = positions.data();
-    return bool(attend.run(planes.layer(layer), b, dense_rows(q.data(), element::f32, q_heads(), shape_.dim),
-                           causal_softmax(0.1f), dense_out(out.data(), element::f32, q_heads(), shape_.dim)));
+    b.q_pos = positions_.data();
+    const kvc_rows q = dense_rows(q_.data(), element::f32, shape_.q_heads(), shape_.dim);
+    const kvc_out out = dense_out(out_.data(), element::f32, shape_.q_heads(), shape_.dim);
+    return bool(
+        attend_.run(memory_.planes.layer(layer), b, q, causal_softmax(0.1f), out, threads.executor()));
   }
 
-  host_planes planes;
+  /// Reads the blocks of a layer in the table's order.
+  void read_blocks(int32_t layer) {
+    const kvc_plane& k = memory_.planes.layer(layer).k;
+    const int64_t blocks = int64_t(memory_.table.size()), each = blocks / threads.size();
+    threads.each(threads.size(), [&](int t) {
+      for (int64_t i = t * each; i < (t + 1) * each; ++i) {
+        const auto* at = static_cast<const std::byte*>(k.data) + memory_.table[size_t(i)] * k.block_stride;
+        bench::read_bytes(at, size_t(k.block_stride));
+      }
+    });
+  }
+
+  /// Nanoseconds of one run of `work` for each layer, per layer.
+  template <class Work>
+  double each_layer(Work&& work) {
+    const double start = threads.seconds();
+    for (int32_t layer = 0; layer < memory_.layers(); ++layer) work(layer);
+    return (threads.seconds() - start) * 1e9 / memory_.layers();
+  }
+
+  bench::crew threads;
 
  private:
-  struct release {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<void, release> memory_;
   shape shape_;
-  std::vector<int32_t> table, positions;
-  std::vector<float> q, out;
-  attention attend;
+  memory& memory_;
+  std::vector<int32_t> positions_;
+  std::vector<float> q_, out_;
+  attention attend_;
+  bool ready_ = false;
 };
 
-void decode(benchmark::State& state, const shape& s) {
-  setting at(s, int64_t{400} << 20);
-  const double limit = read_rate(at.planes.data(), at.planes.size().count, {0});
-  const double by_block =
-      read_rate(at.planes.data(), at.planes.layer(0).k.block_stride, at.shuffled_blocks());
-  double best = 0;
+/// Multiplications and additions of a call that no mask hides.
+double flops(const shape& s) {
+  const double keys = double(s.rows) * (s.length - s.rows) + double(s.rows) * (s.rows + 1) / 2;
+  return keys * s.q_heads() * s.dim * 4;
+}
+
+void attend(benchmark::State& state, const shape& s) {
+  memory& m = memory::of(s);
+  if (bench::failed(state, m.layers() > 0, "no memory for the planes")) return;
+  caller at(s, m);
+  if (bench::failed(state, at.ready(), "this machine does not have the target")) return;
+  bench::rounds work, limit, read, fma, shuffled;
+  bool done = true;
+  const double layer_bytes = double(m.bytes()) / m.layers();
   for (auto _ : state) {
-    const double start = now();
-    for (int32_t layer = 0; layer < int32_t(at.planes.layers().size()); ++layer) {
-      if (!at.step(layer)) return state.SkipWithError("attend failed");
+    const double read_ns =
+        s.decode() ? bench::read_ns_per_byte(at.threads, m.planes.data(), m.bytes()) * layer_bytes : 0;
+    const double fma_ns = bench::fma_ns_per_flop(at.threads) * flops(s);
+    const double ns = at.each_layer([&](int32_t layer) { done = done && at.call(layer); });
+    if (s.decode()) shuffled.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer); }));
+    work.add(ns);
+    read.add(read_ns);
+    fma.add(fma_ns);
+    limit.add(std::max(read_ns, fma_ns));
+    state.SetIterationTime(ns * 1e-9);
+  }
+  if (bench::failed(state, done, "attend failed")) return;
+  const bool by_memory = read.median() >= fma.median();
+  const double share = !s.decode() ? 0.5 : !by_memory ? 0.7 : s.type == element::f32 ? 0.85 : 0.75;
+  bench::report(state, "ns/call", work, limit,
+                s.aimed ? bench::at_most_ratio(1 / share) : bench::no_target());
+  if (!s.decode()) return;
+  state.counters["best_ratio"] = work.best() / limit.best();
+  state.counters["read_ns"] = read.median();
+  state.counters["fma_ns"] = fma.median();
+  state.counters["shuffled_ns"] = shuffled.median();
+}
+
+std::string name_of(const shape& s, const char* variant) {
+  const char* types[] = {"f32", "f16", "bf16"};
+  std::string name = s.decode() ? "decode/" : "prefill/";
+  name.append(types[int(s.type)]);
+  name.append("/D").append(std::to_string(s.dim));
+  name.append("/G").append(std::to_string(s.group));
+  if (s.decode()) name.append("/").append(std::to_string(s.length / 1024)).append("k");
+  return name.append("/t").append(std::to_string(s.threads)).append(variant);
+}
+
+void add(const shape& s, const char* variant = "") {
+  benchmark::RegisterBenchmark(name_of(s, variant).c_str(), attend, s)
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Iterations(bench::quick() ? 3 : 11);
+}
+
+void add_decode(const shape& memory) {
+  for (const int32_t group : {1, 3, 4, 8}) {
+    for (const int32_t threads : {1, 2}) {
+      shape s = memory;
+      s.group = group;
+      s.threads = threads;
+      if (!bench::quick() || group >= 4) add(s);
     }
-    best = std::max(best, double(at.planes.size().count) / seconds_since(start));
   }
-  state.counters["GB/s"] = best / 1e9;
-  state.counters["read_GB/s"] = limit / 1e9;
-  state.counters["of_read"] = best / limit;
-  state.counters["of_block_read"] = best / by_block;
 }
 
-void prefill(benchmark::State& state, const shape& s) {
-  setting at(s, 1);
-  const double limit = fma_rate();
-  const double seen = double(s.rows) * (s.length - s.rows) + double(s.rows) * (s.rows + 1) / 2;
-  const double work = seen * at.q_heads() * s.dim * 4;
-  double best = 0;
-  for (auto _ : state) {
-    const double start = now();
-    if (!at.step(0)) return state.SkipWithError("attend failed");
-    best = std::max(best, work / seconds_since(start));
-  }
-  state.counters["GFLOP/s"] = best / 1e9;
-  state.counters["peak_GFLOP/s"] = limit / 1e9;
-  if (limit > 0) state.counters["of_peak"] = best / limit;
-}
-
-void add(const shape& s) {
-  const std::string base = name_of(s);
-  if (s.rows == 1) {
-    benchmark::RegisterBenchmark(("decode/" + base + "/G" + std::to_string(s.group)).c_str(), decode, s)
-        ->Unit(benchmark::kMillisecond);
-  } else {
-    benchmark::RegisterBenchmark(("prefill/" + base + "/chunk" + std::to_string(s.rows)).c_str(), prefill, s)
-        ->Unit(benchmark::kMillisecond);
-  }
+/// What is supported but has no target: other layouts, other instruction sets.
+void add_variants(element type) {
+  add({.type = type, .block = 8, .aimed = false}, "/block8");
+  add({.type = type, .block = 32, .aimed = false}, "/block32");
+  add({.type = type, .block = 64, .aimed = false}, "/block64");
+  add({.type = type, .order = k_order::row_major, .aimed = false}, "/row_major");
+  add({.type = type, .target = KVC_TARGET_AVX2, .aimed = false}, "/avx2");
 }
 
 const bool registered = [] {
-  for (const int32_t rows : {1, 512}) {
-    for (const element type : {element::f32, element::f16, element::bf16}) {
-      for (const k_order order : {k_order::transposed, k_order::row_major}) {
-        for (const int32_t dim : {64, 128}) {
-          add({.type = type, .order = order, .dim = dim, .rows = rows});
-          if (order == k_order::transposed && rows == 1 && type != element::bf16) {
-            for (const int32_t group : {1, 3, 8}) add({.type = type, .dim = dim, .group = group});
-            for (const int32_t block : {8, 64}) add({.type = type, .dim = dim, .block = block});
-            add({.type = type, .dim = dim, .length = 32768});
-            add({.type = type, .dim = dim, .huge = true});
-          }
-        }
+  for (const element type : {element::f32, element::f16}) {
+    for (const int32_t dim : {64, 128}) {
+      for (const int32_t length : {4096, 32768}) {
+        if (!bench::quick() || length == 4096) add_decode({.type = type, .dim = dim, .length = length});
       }
     }
+    if (!bench::quick()) add_variants(type);
+    for (const int32_t dim : {64, 128}) {
+      for (const int32_t threads : {1, 2}) add({.type = type, .dim = dim, .threads = threads, .rows = 512});
+    }
   }
+  if (!bench::quick()) add({.type = element::bf16, .aimed = false});
   return true;
 }();
 

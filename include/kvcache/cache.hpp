@@ -191,6 +191,12 @@ class basic_cache {
     return detail::peek(*core_, prompt, who, recompute, scratch);
   }
 
+  /// Writes the block ids of `group` along the nodes that peek found to `out`; returns how many. Requires:
+  /// the nodes are still stored, room for `blocks per unit` ids each. Cost: O(ids).
+  int32_t list_blocks(std::span<const node_id> path, std::span<block_id> out,
+                      int32_t group = 0) const noexcept {
+    return core_->tree.list_blocks(path, group, out);
+  }
   /// Evicts up to `n` units that no sequence holds, in the order of the policy; frees their blocks ahead of
   /// demand. Returns how many went: fewer when the rest is held. Cost: O(1) each for lru, O(log) otherwise.
   int32_t evict(int32_t n) noexcept { return detail::evict(*core_, n); }

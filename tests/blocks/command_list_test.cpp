@@ -22,14 +22,6 @@ command_list made(std::vector<int32_t> spaces, int32_t capacity) {
   REQUIRE(c.create(spaces, capacity));
   return c;
 }
-// Explicit instantiation may name private members: the only way to come near 2^32 clears.
-uint32_t command_list::*epoch_of = nullptr;
-template <auto Member>
-struct expose_epoch {
-  static inline const bool done = (epoch_of = Member, true);
-};
-template struct expose_epoch<&command_list::epoch_>;
-
 void copy(command_list& c, int32_t src, int32_t dst, int32_t tokens = 16) {
   c.add(KVC_OP_COPY, 0, packed, block_id{src}, packed, block_id{dst}, tokens);
 }
@@ -205,23 +197,6 @@ TEST_CASE("clearing forgets commands and hazards, many times over") {
   }
   copy(c, 1, 0);
   CHECK(c.stages() == 1);
-}
-
-TEST_CASE("hazards of 2^32 steps ago are not taken for those of this step") {
-  command_list c = made({4, 0}, 4);
-  REQUIRE(epoch_of != nullptr);
-  copy(c, 0, 1);  // stamped with the first epoch
-  REQUIRE(c.*epoch_of == 1);
-  c.clear();
-  c.*epoch_of = UINT32_MAX;
-  copy(c, 2, 3);
-  c.clear();
-  CHECK(c.*epoch_of != 0);  // 0 is how memory comes from the system
-  copy(c, 1, 0);            // neither waits for the copy of the first epoch
-  copy(c, 3, 2);
-  CHECK(stages(c) == std::vector<int32_t>{0, 0});
-  copy(c, 0, 3);
-  CHECK(c.view().back().stage == 1);
 }
 
 TEST_CASE("room says how many commands still fit, and one too many is refused") {

@@ -21,7 +21,7 @@
 
 namespace kvcache {
 
-/// Commands queued since the last clear. Cost: O(1) per command. Memory: 8 bytes per block of every space.
+/// Commands queued since the last clear. Cost: O(1) per command. Memory: 4 bytes per block of every space.
 class command_list {
  public:
   /// Most commands between two steps.
@@ -41,24 +41,21 @@ class command_list {
   int32_t size() const noexcept { return size_; }
   /// Stages they need: every command's stage is in [0, stages()).
   int32_t stages() const noexcept { return stages_; }
-  /// Forgets all of them and what they touched. Cost: O(1).
+  /// Forgets all of them and what they touched. Cost: O(commands).
   void clear() noexcept;
 
  private:
   struct hazard {
-    uint32_t epoch;
-    uint16_t written, read;  // stage + 1 of the last writer and reader in this epoch
+    uint16_t written, read;  // stage + 1 of the last writer and reader since the last clear
   };
-  hazard& at(size_t space, block_id b) noexcept {
-    hazard& h = hazard_[base_[space] + index(b)];
-    if (h.epoch != epoch_) h = {epoch_, 0, 0};
-    return h;
-  }
+  struct pair {
+    size_t src, dst;  // hazards of one command
+  };
 
   fixed_array<kvc_command> list_;
   fixed_array<hazard> hazard_;
+  fixed_array<pair> touched_;  // of the commands in list_
   fixed_array<size_t> base_;
-  uint32_t epoch_ = 1;
   int32_t size_ = 0;
   int32_t stages_ = 0;
 };
@@ -72,7 +69,8 @@ inline status command_list::create(std::span<const int32_t> blocks_per_space, in
     c.base_[i] = total;
     total += static_cast<size_t>(blocks_per_space[i]);
   }
-  if (!c.hazard_.create(total) || !c.list_.create(static_cast<size_t>(capacity))) {
+  if (!c.hazard_.create(total) || !c.list_.create(static_cast<size_t>(capacity)) ||
+      !c.touched_.create(static_cast<size_t>(capacity))) {
     return {errc::out_of_memory, "max_commands", capacity};
   }
   *this = std::move(c);
@@ -82,16 +80,15 @@ inline status command_list::create(std::span<const int32_t> blocks_per_space, in
 inline void command_list::add(int32_t op, int32_t group, size_t src_space, block_id src, size_t dst_space,
                               block_id dst, int32_t tokens, int32_t arg) noexcept {
   if (!KVCACHE_CONTRACT(room(1))) return;
-  uint16_t stage = 0;
-  if (src != no_block) stage = at(src_space, src).written;
-  hazard& d = at(dst_space, dst);
-  stage = std::max({stage, d.written, d.read});
+  const size_t to = base_[dst_space] + index(dst);
+  const size_t from = src == no_block ? to : base_[src_space] + index(src);
+  hazard& d = hazard_[to];
+  hazard& s = hazard_[from];
+  const uint16_t stage = std::max({s.written, d.written, d.read});
   const auto next = static_cast<uint16_t>(stage + 1);
   d.written = next;
-  if (src != no_block) {
-    hazard& s = at(src_space, src);
-    s.read = std::max(s.read, next);
-  }
+  if (src != no_block) s.read = std::max(s.read, next);
+  touched_[static_cast<size_t>(size_)] = {from, to};
   stages_ = std::max<int32_t>(stages_, next);
   list_[static_cast<size_t>(size_++)] = {static_cast<uint8_t>(op),
                                          static_cast<uint8_t>(group),
@@ -103,11 +100,9 @@ inline void command_list::add(int32_t op, int32_t group, size_t src_space, block
 }
 
 inline void command_list::clear() noexcept {
+  for (const pair& p : touched_.view().first(static_cast<size_t>(size_)))
+    hazard_[p.src] = hazard_[p.dst] = {};
   size_ = stages_ = 0;
-  if (++epoch_ == 0) {  // every 2^32 steps the stamps could be mistaken for fresh ones
-    for (hazard& h : hazard_) h = {};
-    epoch_ = 1;
-  }
 }
 
 }  // namespace kvcache

@@ -52,7 +52,7 @@ struct unit_hash {
 };
 
 /// Index of prefixes by content. Cost: match and insert O(tokens) comparisons plus one probe where a node
-/// branches; erase O(1). Memory: 37 bytes per node, 16 to 32 bytes of table, and the tokens.
+/// branches; erase O(1). Memory: 37 bytes per node, 16 bytes of table, and the tokens.
 template <class Hash>
 class basic_radix_tree {
  public:
@@ -102,8 +102,20 @@ class basic_radix_tree {
     uint32_t node;  // plus one; 0 = vacant
   };
 
+  // Sixteen tokens at a time without a call: labels are short, and where they do not lie in a run the
+  // processor should already be loading the next one.
   bool same(node_id r, const token_id* t) const noexcept {
-    return std::memcmp(tokens(r).data(), t, static_cast<size_t>(unit_) * sizeof(token_id)) == 0;
+    const token_id* l = tokens(r).data();
+    int32_t i = 0;
+    for (; i + 16 <= unit_; i += 16) {
+      uint32_t differ = 0;
+      for (int32_t k = i; k < i + 16; ++k) differ |= uint32_t(l[k] ^ t[k]);
+      if (differ != 0) return false;
+    }
+    for (; i < unit_; ++i) {
+      if (l[i] != t[i]) return false;
+    }
+    return true;
   }
   uint32_t hash_of(int32_t scope, node_id parent, const token_id* t) const noexcept {
     return Hash{}(scope, parent, {t, static_cast<size_t>(unit_)});
@@ -113,11 +125,18 @@ class basic_radix_tree {
   void chain(node_id parent) noexcept;
   void link(node_id r, node_id parent) noexcept;
   void unlink(node_id r) noexcept;
+  // Place in the table by multiplication (Lemire: Fast Random Integer Generation in an Interval, ACM TOMACS
+  // 29, 2019, section 4), so that its size need not be a power of two.
+  uint32_t home(uint32_t hash) const noexcept { return static_cast<uint32_t>(uint64_t{hash} * slots_ >> 32); }
+  uint32_t after(uint32_t i) const noexcept { return i + 1 == slots_ ? 0 : i + 1; }
+  uint32_t distance(uint32_t from, uint32_t to) const noexcept {
+    return to >= from ? to - from : to + slots_ - from;
+  }
   void add_slot(node_id r) noexcept;
   void remove_slot(uint32_t i) noexcept;
 
   int32_t unit_ = 1;
-  uint32_t mask_ = 0;
+  uint32_t slots_ = 0;
   int32_t top_ = 0;  // free nodes
   node_id first_ = no_node;
   fixed_array<node> node_;
@@ -136,15 +155,14 @@ status basic_radix_tree<Hash>::create(int32_t nodes, int32_t unit) noexcept {
   if (nodes < 0 || nodes > (1 << 29)) return {errc::bad_argument, "nodes", nodes};
   if (unit < 1) return {errc::bad_argument, "unit", unit};
   const auto n = static_cast<size_t>(nodes);
-  size_t slots = 16;
-  while (slots < n * 2) slots *= 2;
+  const size_t slots = 2 * n + 1;  // at most half full: short probes, and short shifts when a node goes
   basic_radix_tree t;
   if (!t.node_.create(n) || !t.label_.create(n * static_cast<size_t>(unit)) || !t.table_.create(slots) ||
       !t.chained_.create(n) || !t.free_.create(n)) {
     return {errc::out_of_memory, "nodes", nodes};
   }
   t.unit_ = unit;
-  t.mask_ = static_cast<uint32_t>(slots - 1);
+  t.slots_ = static_cast<uint32_t>(slots);
   for (int32_t i = nodes; i-- > 0;) t.free_[static_cast<size_t>(t.top_++)] = node_id{i};
   *this = std::move(t);
   return {};
@@ -160,7 +178,7 @@ node_id basic_radix_tree<Hash>::find(int32_t scope, node_id parent, const token_
     }
   }
   const uint32_t h = hash_of(scope, parent, t);
-  for (uint32_t i = h & mask_; table_[i].node != 0; i = (i + 1) & mask_) {
+  for (uint32_t i = home(h); table_[i].node != 0; i = after(i)) {
     if (table_[i].hash != h) continue;
     const node_id r{static_cast<int32_t>(table_[i].node - 1)};
     const node& n = node_[index(r)];
@@ -192,7 +210,7 @@ template <class Hash>
 size_t basic_radix_tree<Hash>::run_length(node_id r, const token_id* t, size_t most) const noexcept {
   const size_t first = index(r) + 1;
   most = std::min(most, node_.size() - first);
-  if (most == 0) return 0;
+  if (most == 0 || chained_[first] == 0) return 0;
   const void* end = std::memchr(chained_.data() + first, 0, most);
   const size_t chained =
       end == nullptr ? most : static_cast<size_t>(static_cast<const uint8_t*>(end) - &chained_[first]);
@@ -262,8 +280,8 @@ template <class Hash>
 void basic_radix_tree<Hash>::add_slot(node_id r) noexcept {
   node& n = node_[index(r)];
   const uint32_t h = hash_of(n.scope, n.parent, tokens(r).data());
-  uint32_t i = h & mask_;
-  while (table_[i].node != 0) i = (i + 1) & mask_;
+  uint32_t i = home(h);
+  while (table_[i].node != 0) i = after(i);
   table_[i] = {h, static_cast<uint32_t>(raw(r)) + 1};
   n.slot = i + 1;
 }
@@ -285,9 +303,9 @@ void basic_radix_tree<Hash>::unlink(node_id r) noexcept {
 template <class Hash>
 void basic_radix_tree<Hash>::remove_slot(uint32_t i) noexcept {
   for (uint32_t j = i;;) {
-    j = (j + 1) & mask_;
+    j = after(j);
     if (table_[j].node == 0) break;
-    if (((j - table_[j].hash) & mask_) >= ((j - i) & mask_)) {
+    if (distance(home(table_[j].hash), j) >= distance(i, j)) {
       table_[i] = table_[j];
       node_[table_[i].node - 1].slot = i + 1;
       i = j;
