@@ -2,6 +2,7 @@
 #include "example.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <numeric>
@@ -85,6 +86,28 @@ status advance(llama_model& model, cache_kind& cache, std::span<const int> slots
 std::span<const float> row_of(std::span<const float> logits, const llama_model& model, std::size_t row) {
   const auto width = static_cast<std::size_t>(model.shape().vocabulary);
   return logits.subspan(row * width, width);
+}
+
+damage compare(const llama_model& model, std::span<const float> right, std::span<const float> got,
+               std::span<const token_id> text) {
+  damage out;
+  const auto rows = static_cast<double>(text.size());
+  for (std::size_t row = 0; row < text.size(); ++row) {
+    const auto a = row_of(right, model, row);
+    const auto b = row_of(got, model, row);
+    const double sum_a = log_sum_exp(a);
+    const double sum_b = log_sum_exp(b);
+    double kl = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const double log_p = a[i] - sum_a;
+      kl += std::exp(log_p) * (log_p - (b[i] - sum_b));
+      out.difference = std::max(out.difference, std::abs(double(a[i]) - double(b[i])));
+    }
+    out.kl += kl / rows;
+    out.same_choice += (greedy(a) == greedy(b) ? 1 : 0) / rows;
+    if (row + 1 < text.size()) out.nll += (sum_b - b[static_cast<std::size_t>(text[row + 1])]) / (rows - 1);
+  }
+  return out;
 }
 
 double median(std::vector<double> values) {

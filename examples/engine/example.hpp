@@ -68,6 +68,18 @@ status advance(llama_model& model, cache_kind& cache, std::span<const int> slots
 /// Row `row` of a step's logits.
 std::span<const float> row_of(std::span<const float> logits, const llama_model& model, std::size_t row);
 
+/// How far logits are from those they should be.
+struct damage {
+  double kl = 0;           ///< mean over the rows, in nats, from the right distribution to this one
+  double nll = 0;          ///< mean negative log-likelihood of the text, by this one
+  double same_choice = 0;  ///< share of rows with the same most likely token
+  double difference = 0;   ///< largest of a logit
+};
+
+/// right, got: [text][vocabulary], row i predicts text[i + 1]. Requires: at least two rows.
+damage compare(const llama_model& model, std::span<const float> right, std::span<const float> got,
+               std::span<const token_id> text);
+
 /// The middle value; the lower one of an even number. Requires: not empty.
 double median(std::vector<double> values);
 
