@@ -124,6 +124,23 @@ std::vector<kvc::token_id> prompt(int user) {
   return text;
 }
 
+// Computes the prompt, forks, and lets both branches follow the known answer, the fork first: it writes to
+// the shared last block, so it gets a copy.
+bool branches_agree(engine& e, kvc::sequence& trunk, size_t prompt, std::span<const kvc::token_id> known) {
+  const auto held = static_cast<size_t>(trunk.held());
+  if (!step(e, trunk, known.subspan(held, prompt - held))) return false;
+  auto branch = trunk.fork();
+  if (!branch) return false;
+  bool equal = true;
+  for (size_t i = prompt; i + 1 < known.size(); ++i) {
+    for (kvc::sequence* s : {&*branch, &trunk}) {
+      const auto next = step(e, *s, known.subspan(i, 1));
+      equal = equal && next && *next == known[i + 1];
+    }
+  }
+  return equal;
+}
+
 int failures = 0;
 void expect(bool right, const char* what) {
   std::printf("%-68s %s\n", what, right ? "yes" : "NO");
@@ -147,6 +164,10 @@ int main() {
   if (!serve(*e, {&again, 1})) return 1;
   expect(again.reused == 208, "the first one again finds its prompt, up to the last full block");
   expect(again.text == alone[0].text && alone[0].text != alone[1].text, "and gets the same answer");
+
+  auto trunk = e->cache.open(prompt(0), kvc::scope::tenant("acme"));
+  expect(trunk && branches_agree(*e, *trunk, prompt(0).size(), alone[0].text),
+         "both branches of a fork get it too");
 
   // All at once, in the memory of 24 blocks: each needs 17, of which 12 are shared.
   auto small = make_engine(kvc::kibibytes(24 * 8));

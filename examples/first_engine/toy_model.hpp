@@ -3,6 +3,7 @@
 // Stands for your model: a decoder with random weights, in plain loops. It knows nothing of the cache; it
 // turns rows into queries, keys and values, and attention results into rows. Every row is computed alike,
 // whatever its neighbours, so the same text gives the same bits.
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -67,14 +68,14 @@ struct toy {
     const std::vector<float> o = times(layer_[l].o, attended.values);
     for (size_t i = 0; i < x.size(); ++i) x[i] = std::tanh(x[i] + o[i]);
   }
-  /// The token whose embedding fits the last row best.
+  /// A token drawn by the bits of the last row's scores: the smallest difference in any key, value or
+  /// position leads to another answer, so that equal answers mean something.
   int32_t sample(const std::vector<float>& x) const {
-    const std::vector<float> scores = times(embedding_, {x.end() - width, x.end()});
-    int32_t best = 0;
-    for (int32_t t = 1; t < vocabulary; ++t) {
-      if (scores[static_cast<size_t>(t)] > scores[static_cast<size_t>(best)]) best = t;
+    uint64_t seed = 0xcbf29ce484222325u;
+    for (const float score : times(embedding_, {x.end() - width, x.end()})) {
+      seed = (seed ^ std::bit_cast<uint32_t>(score)) * 0x100000001b3u;
     }
-    return best;
+    return static_cast<int32_t>((seed >> 32) % vocabulary);
   }
 
  private:
