@@ -156,11 +156,16 @@ function(kvcache_add_test name)
 endfunction()
 
 # kvcache_add_bench(<name> SOURCES <file>... [LIBRARIES <target>...]): a Google Benchmark program. A ctest entry
-# runs it briefly, so that a benchmark that no longer works is noticed. Include path: bench/.
+# runs it briefly, so that a benchmark that no longer works is noticed. Include path: bench/. The target
+# `benchmarks` builds all of them.
 function(kvcache_add_bench name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
   kvcache_executable(${name} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES} benchmark::benchmark_main)
   target_include_directories(${name} PRIVATE "${kvcache_SOURCE_DIR}/bench")
+  if(NOT TARGET benchmarks)
+    add_custom_target(benchmarks)
+  endif()
+  add_dependencies(benchmarks ${name})
   if(KVCACHE_BUILD_TESTS)
     kvcache_test_wanted(wanted bench)
     if(wanted)

@@ -60,6 +60,7 @@ bool store(kvcache::basic_cache<Traits>& c, const text& t) {
 /// How the units of tree T came into it.
 enum class insertion {
   in_order,   ///< text after text, each at once: a text lies in consecutive nodes
+  shuffled,   ///< the same, the texts in random order
   scattered,  ///< unit after unit of texts that grow at the same time, in random order: no two neighbours
 };
 
@@ -72,13 +73,20 @@ struct tree_t {
   explicit tree_t(int32_t spare, insertion how = insertion::in_order)
       : c(make(blocks_of_t + spare, 1020, 32768 + block_size)) {
     for (uint64_t s = 0; s < 1020; ++s) texts.push_back(tokens(s, s < 1000 ? 1025 : s < 1016 ? 4097 : 32769));
-    how == insertion::in_order ? fill() : scatter();
+    if (how == insertion::scattered) {
+      scatter();
+    } else {
+      fill(how);
+    }
     if (c.count().nodes != blocks_of_t || c.count().blocks_cached != blocks_of_t) std::abort();
   }
 
  private:
-  void fill() {
-    for (const text& t : texts) {
+  void fill(insertion how) {
+    std::vector<int32_t> order = shuffled(static_cast<int32_t>(texts.size()));
+    if (how == insertion::in_order) std::sort(order.begin(), order.end());
+    for (const int32_t i : order) {
+      const text& t = texts[static_cast<size_t>(i)];
       if (!store(c, {t.begin(), t.end() - 1})) std::abort();
     }
   }
