@@ -10,8 +10,11 @@
 #   --document    also replaces the table in docs/performance.md
 #   --only        some of the programs, without "_bench": cache,evict,prefix,attend,engine,limits
 #   --bin FOLDER  where the programs are; nothing is built then
+here=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+# from_here PATH: what the caller meant, before this script changed into its root.
+from_here() { case $1 in /*) echo "$1" ;; *) echo "$here/$1" ;; esac; }
 usage() { sed -n '6,13s/^# \{0,3\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 quick=0 json='' document=0 only='' passes=7 bin=''
 while [ $# -gt 0 ]; do
@@ -21,10 +24,10 @@ while [ $# -gt 0 ]; do
     --json | --only | --passes | --bin)
       [ $# -ge 2 ] || { echo "error: $1 needs a value" >&2; usage; }
       case $1 in
-        --json) json=$2 ;;
+        --json) json=$(from_here "$2") ;;
         --only) only=$2 ;;
         --passes) passes=$2 ;;
-        --bin) bin=$2 ;;
+        --bin) bin=$(from_here "$2") ;;
       esac
       shift
       ;;
