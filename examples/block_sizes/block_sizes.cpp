@@ -29,6 +29,7 @@ struct options {
   engine::common_options common;
   int scale = 40;  ///< conversations of each kind
   int batch = 32;
+  int region = 4096;
   std::uint64_t seed = 1;
 };
 
@@ -83,11 +84,11 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   }
   out.print("%zu requests, %zu tokens on average, %zu at most; %d at a time\n\n", jobs.size(),
             tokens / jobs.size(), longest, o.batch);
-  auto region = simulation<block_sizes::reserving>(jobs, o.batch, 16).run();
+  auto region = simulation<block_sizes::reserving>(jobs, o.batch, o.region, 16).run();
   if (!region) return region.error();
   std::vector<outcome> rows;
   for (const int block : {8, 16, 32, 64, 128}) {
-    auto made = simulation<kvcache::serving>(jobs, o.batch, block).run();
+    auto made = simulation<kvcache::serving>(jobs, o.batch, o.region, block).run();
     if (!made) return made.error();
     rows.push_back(*made);
   }
@@ -117,6 +118,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--batch", o.batch, "requests at a time")->check(CLI::Range(1, 1024))->capture_default_str();
+  app.add_option("--region", o.region, "longest text that a server has to expect, in tokens")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app.add_option("--seed", o.seed, "of the workload")->capture_default_str();
   app.add_flag("--json", o.common.as_json, "one JSON document on stdout, progress on stderr");
   return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });

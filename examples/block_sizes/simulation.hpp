@@ -20,7 +20,6 @@
 
 namespace block_sizes {
 
-inline constexpr int longest_text = 4096;
 // An 8B model with grouped heads: 128 KiB per token in 16 bit.
 inline constexpr kvcache::model_shape shape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
 
@@ -56,31 +55,30 @@ inline engine::error to_error(const kvcache::status& s) {
   return engine::cannot_run(kvcache::to_text(s.code), s.field, std::to_string(s.value));
 }
 
-/// Serves all jobs, `batch` at a time, from blocks of `block` tokens.
+/// Serves all jobs, `batch` at a time, from blocks of `block` tokens. No text may be longer than `region`.
 template <class Traits>
 class simulation {
  public:
   using cache = kvcache::basic_cache<Traits>;
   static constexpr bool shares = Traits::allocator_type::shareable;
 
-  simulation(const std::vector<job>& jobs, int batch, int block) : jobs_(jobs), batch_(batch) {
+  simulation(const std::vector<job>& jobs, int batch, int region, int block)
+      : jobs_(jobs), batch_(batch), region_(region) {
     out_.block = block;
     out_.name = shares ? std::to_string(block) : "region";
   }
 
   engine::result<outcome> run() {
-    // Room for all that is ever sent, so that nothing is evicted and every loss is the block size's.
-    std::int64_t room = std::int64_t{batch_} * longest_text;
+    std::int64_t blocks = std::int64_t{batch_} * kvcache::ceil_div(region_, out_.block);
     if (shares) {
-      for (const job& j : jobs_) room += static_cast<std::int64_t>(j.text.size());
+      // Room for all that is ever sent, so that nothing is evicted and every loss is the block size's.
+      for (const job& j : jobs_) blocks += static_cast<std::int64_t>(j.text.size()) / out_.block + 1;
     }
-    const kvcache::group_config group[] = {
-        {.shape = kvcache::group_of(shape),
-         .block_size = out_.block,
-         .total = kvcache::blocks{static_cast<std::int32_t>(room / out_.block)},
-         .reserve = shares ? 0 : longest_text}};
-    auto made =
-        cache::create({.groups = group, .max_sequences = batch_, .max_sequence_tokens = longest_text});
+    const kvcache::group_config group[] = {{.shape = kvcache::group_of(shape),
+                                            .block_size = out_.block,
+                                            .total = kvcache::blocks{static_cast<std::int32_t>(blocks)},
+                                            .reserve = shares ? 0 : region_}};
+    auto made = cache::create({.groups = group, .max_sequences = batch_, .max_sequence_tokens = region_});
     if (!made) return to_error(made.error());
     cache_ = std::move(*made);
     for (std::size_t i = 0; i < jobs_.size(); ++i) {
@@ -180,6 +178,7 @@ class simulation {
 
   const std::vector<job>& jobs_;
   int batch_;
+  int region_;  // tokens of the longest text that a server has to expect
   outcome out_;
   cache cache_;
   std::deque<std::size_t> ready_;

@@ -6,7 +6,7 @@
 // decoding would have chosen anyway (Leviathan, Kalman, Matias: Fast Inference from Transformers via
 // Speculative Decoding, 2023, section 2). The guess needs no second model: the last words are looked up in
 // the text so far, and what followed them then is the draft (Yang et al.: Inference with Reference, 2023,
-// section 3).
+// arXiv 2304.04487).
 //
 //   text    ... the lamp was lit at dusk. [...] the lamp was      "the lamp was" occurred before
 //   rows    was | lit   at    dawn                                one certain token and three guesses
