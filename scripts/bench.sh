@@ -8,7 +8,7 @@
 #   --quick       one pass on small working sets: shows that all rows work, not how fast they are
 #   --json FILE   array of {suite,row,value,unit,limit_value,ratio,target,target_on,low,high,ok}
 #   --document    also replaces the table in docs/performance.md
-#   --only        some of the programs, without "_bench": cache,evict,prefix,attend,engine,limits
+#   --only        some of the programs, without "_bench": limits,cache,evict,prefix,attend,engine,compile
 #   --bin FOLDER  where the programs are; nothing is built then
 here=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -54,7 +54,7 @@ export KVCACHE_MODEL=${KVCACHE_MODEL:-$model}
 programs=()
 if [ -n "$only" ]; then
   for name in ${only//,/ }; do
-    [ -x "$bin/${name}_bench" ] || die "--only: there is no $bin/${name}_bench"
+    [ "$name" = compile ] || [ -x "$bin/${name}_bench" ] || die "--only: there is no $bin/${name}_bench"
     programs+=("$name")
   done
 else
@@ -64,6 +64,7 @@ else
     name=$(basename "$file" _bench)
     [ "$name" = limits ] || programs+=("$name")
   done
+  programs+=(compile)
 fi
 
 results=$(mktemp -d)
@@ -77,8 +78,13 @@ steps_total=$((passes * ${#programs[@]}))
 for ((pass = 1; pass <= passes; ++pass)); do
   for name in "${programs[@]}"; do
     step "pass $pass of $passes: $name" >&2
-    "$bin/${name}_bench" --benchmark_min_time=$min_time --benchmark_format=json \
-      >"$results/$name.$pass.json" 2>"$results/log" || { cat "$results/log" >&2; die "$name failed"; }
+    if [ "$name" = compile ]; then
+      command=(python3 scripts/bench_compile.py)
+    else
+      command=("$bin/${name}_bench" "--benchmark_min_time=$min_time" --benchmark_format=json)
+    fi
+    "${command[@]}" >"$results/$name.$pass.json" 2>"$results/log" ||
+      { cat "$results/log" >&2; die "$name failed"; }
   done
 done
 
