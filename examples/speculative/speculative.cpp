@@ -32,7 +32,7 @@ struct options {
   engine::common_options common;
   int draft = 8;  ///< most tokens guessed per step
   int match = 3;  ///< longest run of last tokens that is looked up
-  int max_new = 64;
+  int max_new = 48;
 };
 
 /// One text that repeats itself and one that does not: guessing pays where texts repeat, as in quotations,
