@@ -12,12 +12,14 @@
 // `p` are the blocks of the prompt, which all beams share. The last block is shared after an assign too,
 // until one of the two writes: the writer gets a copy of that one block.
 //
-// How do we know that the result is right? Two checks. Every beam is scored again from an empty cache, alone;
-// the score must be the same number to the bit. And on a small case the search is provably complete: with v
-// tokens to choose from and a width of v^(depth-1), no candidate is ever dropped before the last step, so the
-// beams must be the best of all v^depth texts, which are scored one by one.
+// How do we know that the result is right? Every beam is scored again from an empty cache, alone; the score
+// must be the same number to the bit. And on a small case all texts there are get scored, one by one. With v
+// tokens to choose from and a width of v^(depth-1) the search drops no candidate before the last step, so it
+// must find the best of all v^depth texts; with fewer beams it must follow the same choices among scores that
+// are looked up.
 
-#include <cmath>
+#include <algorithm>
+#include <map>
 
 #include "searcher.hpp"
 
@@ -54,9 +56,10 @@ candidates most_likely(int count, const engine::tokenizer& text) {
   };
 }
 
-/// The score of one continuation, computed alone in memory that was never shared.
-engine::result<double> score_alone(const options& o, engine::loaded& parts, std::span<const token_id> prompt,
-                                   const std::vector<token_id>& ids) {
+/// The scores of a continuation after each of its tokens, computed alone in memory that was never shared.
+engine::result<std::vector<double>> score_alone(const options& o, engine::loaded& parts,
+                                                std::span<const token_id> prompt,
+                                                const std::vector<token_id>& ids) {
   engine::common_options cold = o.common;
   cold.cache = "contiguous";
   std::vector<token_id> text(prompt.begin(), prompt.end());
@@ -66,17 +69,18 @@ engine::result<double> score_alone(const options& o, engine::loaded& parts, std:
   const auto opened = (*cache)->open(text, engine::cache_scope::only("alone"));
   if (!opened) return opened.error();
   const engine::open_slot slot(**cache, opened->slot);
-  double score = 0;
+  std::vector<double> scores;
   const auto add = [&](int position, std::span<const float> logits) {
     const std::size_t next = static_cast<std::size_t>(position) + 1;
     if (next < prompt.size()) return;
-    score += logits[static_cast<std::size_t>(ids[next - prompt.size()])] - engine::log_sum_exp(logits);
+    const auto id = static_cast<std::size_t>(ids[next - prompt.size()]);
+    scores.push_back((scores.empty() ? 0 : scores.back()) + (logits[id] - engine::log_sum_exp(logits)));
   };
   if (auto s =
           engine::feed(*parts.model, **cache, slot.slot(), text, o.common.chunk, engine::observe::all, add);
       !s)
     return s.error();
-  return score;
+  return scores;
 }
 
 engine::result<outcome> search(const options& o, engine::loaded& parts, std::span<const token_id> prompt,
@@ -86,47 +90,77 @@ engine::result<outcome> search(const options& o, engine::loaded& parts, std::spa
   return beams::searcher(*parts.model, **cache, std::move(choose), width).run(prompt, depth, o.common.chunk);
 }
 
-/// All texts of `depth` tokens over a few tokens, scored one by one.
-engine::result<std::vector<beam>> enumerate(const options& o, engine::loaded& parts,
-                                            std::span<const token_id> prompt,
-                                            const std::vector<token_id>& vocabulary, int depth) {
-  std::vector<beam> all{{}};
+/// The score of every text of up to `depth` tokens over a few tokens, each computed by itself.
+using score_table = std::map<std::vector<token_id>, double>;
+
+engine::result<score_table> enumerate(const options& o, engine::loaded& parts,
+                                      std::span<const token_id> prompt,
+                                      const std::vector<token_id>& vocabulary, int depth) {
+  std::vector<std::vector<token_id>> texts{{}};
   for (int i = 0; i < depth; ++i) {
-    std::vector<beam> longer;
-    for (const beam& b : all) {
-      for (const token_id id : vocabulary) {
-        longer.push_back(b);
-        longer.back().ids.push_back(id);
-      }
+    std::vector<std::vector<token_id>> longer;
+    for (const auto& text : texts) {
+      for (const token_id id : vocabulary) longer.emplace_back(text).push_back(id);
     }
-    all = std::move(longer);
+    texts = std::move(longer);
   }
-  for (beam& b : all) {
-    const auto score = score_alone(o, parts, prompt, b.ids);
-    if (!score) return score.error();
-    b.score = *score;
+  score_table table;
+  for (const auto& text : texts) {
+    const auto scores = score_alone(o, parts, prompt, text);
+    if (!scores) return scores.error();
+    for (std::size_t i = 0; i < scores->size(); ++i)
+      table[{text.begin(), text.begin() + static_cast<std::ptrdiff_t>(i + 1)}] = (*scores)[i];
   }
-  std::sort(all.begin(), all.end(), better);
-  return all;
+  return table;
 }
 
-/// The small case: the search against the enumeration. Returns how many texts were enumerated.
+/// The best `width` texts of `length` tokens in the table, of those whose beginning is in `from`.
+std::vector<beam> best_of(const score_table& table, std::size_t length, std::size_t width,
+                          const std::vector<beam>* from) {
+  std::vector<beam> out;
+  for (const auto& [ids, score] : table) {
+    const auto parent = [&ids = ids](const beam& b) {
+      return std::equal(b.ids.begin(), b.ids.end(), ids.begin());
+    };
+    if (ids.size() == length && (from == nullptr || std::any_of(from->begin(), from->end(), parent)))
+      out.push_back({ids, score});
+  }
+  std::sort(out.begin(), out.end(), better);
+  if (out.size() > width) out.resize(width);
+  return out;
+}
+
+/// The small case: searches against the table of all texts. Returns how many texts of full length it holds.
 engine::result<std::size_t> check_small(const options& o, engine::loaded& parts,
                                         std::span<const token_id> prompt,
                                         const std::vector<token_id>& vocabulary, engine::report& out) {
-  auto all = enumerate(o, parts, prompt, vocabulary, o.small_depth);
-  if (!all) return all.error();
-  const int complete = static_cast<int>(all->size() / vocabulary.size());
-  auto found =
-      search(o, parts, prompt, complete, o.small_depth, [&](std::span<const float>) { return vocabulary; });
-  if (!found) return found.error();
-  const auto equal = [](const beam& a, const beam& b) { return a.ids == b.ids && a.score == b.score; };
-  out.claim("a width of " + std::to_string(complete) + " finds the best " + std::to_string(complete) +
-                " of all " + std::to_string(all->size()) + " texts of " + std::to_string(o.small_depth) +
-                " tokens out of " + std::to_string(vocabulary.size()) + ", with the same scores to the bit",
-            found->beams.size() == static_cast<std::size_t>(complete) &&
-                std::equal(found->beams.begin(), found->beams.end(), all->begin(), equal));
-  return all->size();
+  const auto depth = static_cast<std::size_t>(o.small_depth);
+  const auto table = enumerate(o, parts, prompt, vocabulary, o.small_depth);
+  if (!table) return table.error();
+  const std::vector<beam> all = best_of(*table, depth, table->size(), nullptr);
+  const std::size_t complete = all.size() / vocabulary.size();
+  const auto finds = [&](std::size_t width, const std::vector<beam>& expected) -> engine::result<bool> {
+    const auto found = search(o, parts, prompt, static_cast<int>(width), o.small_depth,
+                              [&](std::span<const float>) { return vocabulary; });
+    if (!found) return found.error();
+    return std::equal(found->beams.begin(), found->beams.end(), expected.begin(), expected.end(),
+                      [](const beam& a, const beam& b) { return a.ids == b.ids && a.score == b.score; });
+  };
+  const auto best = finds(complete, {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(complete)});
+  if (!best) return best.error();
+  const std::string texts = std::to_string(all.size()) + " texts of " + std::to_string(depth) + " tokens";
+  out.claim("a width of " + std::to_string(complete) + " finds the best of all " + texts +
+                ", with the same scores to the bit",
+            *best);
+  // With fewer beams candidates are dropped on the way; which ones, the table tells as well.
+  std::vector<beam> kept{{}};
+  for (std::size_t length = 1; length <= depth; ++length)
+    kept = best_of(*table, length, static_cast<std::size_t>(o.width), &kept);
+  const auto followed = finds(static_cast<std::size_t>(o.width), kept);
+  if (!followed) return followed.error();
+  out.claim("a width of " + std::to_string(o.width) + " keeps in every step the best that the table has",
+            *followed);
+  return all.size();
 }
 
 void print_search(engine::report& out, const engine::loaded& parts, const outcome& found, double greedy) {
@@ -170,7 +204,7 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   for (const beam& b : found->beams) {
     const auto alone = score_alone(o, **parts, prompt, b.ids);
     if (!alone) return alone.error();
-    same = same && *alone == b.score;
+    same = same && alone->back() == b.score;
   }
   const int block = o.common.block_size;
   const auto shared = static_cast<int>(prompt.size()) / block;
