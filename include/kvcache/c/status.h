@@ -40,11 +40,12 @@ enum {
   KVC_ABI = -7,                ///< a struct_size this library does not know; 0 if it was not set
   KVC_BUSY = -8,               ///< not now: run the commands, accept the drafts or close the sequences first
   KVC_OUT_OF_MEMORY = -9,      ///< the host refused memory (creation and reset only)
-  KVC_OUT_OF_NODES = -10,      ///< the prefix index is full of pinned nodes
+  KVC_OUT_OF_NODES = -10,      ///< reserved: a full index makes kvc_commit index less, which is no error
   KVC_OUT_OF_SCOPES = -11,     ///< more sharing scopes are in use than the configuration names
   KVC_OUT_OF_SEQUENCES = -12,  ///< as many sequences are open as the configuration names
   KVC_TOO_LONG = -13,          ///< the sequence would pass max_sequence_tokens
-  KVC_STALE_HANDLE = -14       ///< never a handle, already closed or destroyed, or another cache's
+  KVC_STALE_HANDLE = -14,      ///< never a handle, already closed or destroyed, or another cache's
+  KVC_NO_GAIN = -15            ///< dropping tokens would return no block
 };
 
 /// Which argument a failed call objects to; kvc_field_text() has its name.
