@@ -51,6 +51,8 @@ kvc_status code_of(errc e) noexcept {
       return KVC_BAD_ARGUMENT;
     case errc::stale_handle:
       return KVC_STALE_HANDLE;
+    case errc::no_gain:
+      return KVC_NO_GAIN;
   }
   return KVC_BAD_ARGUMENT;
 }

@@ -36,6 +36,8 @@ const char* kvc_status_text(kvc_status status) {
       return "too long";
     case KVC_STALE_HANDLE:
       return "stale handle";
+    case KVC_NO_GAIN:
+      return "no gain";
     default:
       return "unknown status";
   }
@@ -161,6 +163,13 @@ const char* kvc_field_text(int32_t field) {
                                           "planes",
                                           "order",
                                           "reserved",
+                                          "max_gathers",
+                                          "sinks",
+                                          "recent",
+                                          "overwritten",
+                                          "position",
+                                          "blocks_returned",
+                                          "format",
                                           "other"};
   static_assert(sizeof(names) / sizeof(names[0]) == KVC_FIELD_COUNT_);
   return field >= 0 && field < KVC_FIELD_COUNT_ ? names[field] : "unknown field";

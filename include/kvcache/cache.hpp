@@ -18,6 +18,7 @@
 #include "kvcache/cache/length.hpp"
 #include "kvcache/cache/lifecycle.hpp"
 #include "kvcache/cache/publish.hpp"
+#include "kvcache/cache/retain.hpp"
 #include "kvcache/evict/any_eviction.hpp"
 #include "kvcache/evict/lru.hpp"
 #include "kvcache/prefix/radix_tree.hpp"
@@ -87,6 +88,18 @@ class basic_sequence {
   result<int32_t> commit(std::span<const token_id> text) noexcept {
     return live() ? detail::commit(*core_, place_, text) : result<int32_t>(errc::stale_handle);
   }
+  /// Carries out a retention plan: drops tokens, queues the commands that move what stays, and gives blocks
+  /// back. Which tokens stay in a gather is said when the commands run (keep-list `place()`). Afterwards
+  /// slots are no text positions (position()), the prefix that was shared or committed is let go, and nothing
+  /// more of this sequence is indexed. With drop_form::overwrite the next `overwritten` tokens take slots of
+  /// others: nothing moves, but every block becomes this sequence's own. Refused when no block would come
+  /// back, unless `at_a_loss`: beside a live sharer dropping costs memory. Fails: no_gain, out_of_blocks,
+  /// over_quota, busy (drafts, or commands to be run first), bad_argument, unsupported (lossy formats: packed
+  /// codes are not moved apart). Cost: O(blocks).
+  result<retained> retain(const keep_plan& plan, int32_t overwritten = 0, bool at_a_loss = false) noexcept {
+    return live() ? detail::retain(*core_, place_, plan, overwritten, at_a_loss)
+                  : result<retained>(errc::stale_handle);
+  }
   /// A second sequence with the same content; blocks are shared until one of them writes.
   /// Requires: K and V of all tokens held are written, since a later copy on write takes them from this one.
   /// Cost: O(blocks).
@@ -122,6 +135,10 @@ class basic_sequence {
   int32_t accepted() const noexcept { return live() ? state().accepted : 0; }
   /// Of these, the tokens in the index, whole units.
   int32_t committed() const noexcept { return live() ? state().committed : 0; }
+  /// Text position of the next token: tokens held, and those that were dropped.
+  int32_t position() const noexcept { return live() ? state().held + state().dropped : 0; }
+  /// Tokens that were dropped.
+  int32_t dropped() const noexcept { return live() ? state().dropped : 0; }
   /// Tokens of the prompt found in the cache by open.
   int32_t reused() const noexcept { return live() ? state().reused : 0; }
   /// Leading tokens read from packed blocks (lossy formats).

@@ -41,6 +41,7 @@ struct cache_config {
   int32_t max_events = 0;     ///< index events kept between two steps; 0 = none are recorded
   int32_t max_commands =
       0;  ///< queued between two steps; 0 = four per sequence and group, or more if one sequence needs it
+  int32_t max_gathers = 8;  ///< sequences of the longest kind that may drop tokens between two steps
   /// Most blocks that each account may hold, all groups together. Empty = one account without a limit.
   std::span<const int32_t> account_limits{};
 };
@@ -76,6 +77,7 @@ struct geometry {
   int32_t max_scopes = 0;              ///< in use at the same time
   int32_t max_events = 0;              ///< between two steps
   int32_t max_commands = 0;            ///< between two steps
+  int32_t max_gather_ids = 0;          ///< numbers in the lists of gathers, between two steps
   uint64_t format_fingerprint = 0;     ///< of the layouts of all groups; part of every scope
 
   /// Bytes of all planes.
@@ -180,6 +182,12 @@ inline status resolve_commands(const cache_config& c, geometry& geo) noexcept {
   const int64_t asked = c.max_commands != 0 ? c.max_commands : usual;
   if (asked < least || asked > most) return {errc::bad_argument, "max_commands", c.max_commands};
   geo.max_commands = static_cast<int32_t>(asked);
+  int64_t each = 0;
+  for (int32_t g = 0; g < geo.groups; ++g) each += 3 + 2 * int64_t{geo.group[g].columns};
+  if (c.max_gathers < 0 || c.max_gathers * each > INT32_MAX) {
+    return {errc::bad_argument, "max_gathers", c.max_gathers};
+  }
+  geo.max_gather_ids = static_cast<int32_t>(c.max_gathers * each);
   return {};
 }
 

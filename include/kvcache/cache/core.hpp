@@ -46,9 +46,10 @@ struct core {
   scope_table scopes;
   sequences seqs;
   command_list commands;
-  stats counters{};                   // those that only grow
-  uint64_t clock = 0;                 // ticks once per successful open and close
-  fixed_array<block_id> unit_blocks;  // scratch of commit
+  stats counters{};                    // those that only grow
+  uint64_t clock = 0;                  // ticks once per successful open and close
+  fixed_array<block_id> unit_blocks;   // scratch of commit
+  fixed_array<block_id> drop_scratch;  // scratch of retain: a table
 };
 
 /// Unpins the path from node `first` on, the deepest first.
@@ -87,9 +88,17 @@ status core<Traits>::create(const geometry& g, std::span<const int32_t> limits, 
     spaces[2 * i] = geo.group[i].total;
     spaces[2 * i + 1] = geo.group[i].open;
   }
-  if (status s = commands.create({spaces, static_cast<size_t>(2 * geo.groups)}, geo.max_commands); !s)
+  if (status s = commands.create({spaces, static_cast<size_t>(2 * geo.groups)}, geo.max_commands,
+                                 geo.max_gather_ids);
+      !s) {
     return s;
-  if (!unit_blocks.create(static_cast<size_t>(geo.blocks_per_unit))) return errc::out_of_memory;
+  }
+  int32_t columns = 0;
+  for (int32_t i = 0; i < geo.groups; ++i) columns = std::max(columns, geo.group[i].columns);
+  if (!unit_blocks.create(static_cast<size_t>(geo.blocks_per_unit)) ||
+      !drop_scratch.create(static_cast<size_t>(columns))) {
+    return errc::out_of_memory;
+  }
   return {};
 }
 

@@ -80,6 +80,7 @@ result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexce
   if (!draft && q.accepted != q.held) return {errc::busy, "drafts", q.held - q.accepted};
   if (draft) n = std::min(n, draft_room(c, i));
   if (n > c.geo.max_sequence_tokens - q.held) return c.refuse({errc::too_long, "n", n});
+  if (n > INT32_MAX - q.held - q.dropped) return c.refuse({errc::too_long, "position", q.held + q.dropped});
   if (n == 0) return 0;
   demand d[max_groups];
   if (status s = collect(c, i, n, d); !s) return c.refuse(s);
@@ -215,7 +216,8 @@ template <class Traits>
 result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
   sequence_state& q = c.seqs.state(i);
   if (n < 0 || n > q.held) return {errc::bad_argument, "n", n};
-  n = std::min(n, q.accepted);  // drafts go in any case
+  n = std::min(n, q.accepted);                   // drafts go in any case
+  if (n < q.floor) n = q.floor = q.dropped = 0;  // what a drop left is no text of its own
   for (bool again = true;
        again;) {  // a sealed block cannot be reopened: go back to an edge of every lossy group
     again = false;

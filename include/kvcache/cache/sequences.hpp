@@ -28,6 +28,8 @@ struct sequence_state {
   int32_t path;                 // nodes pinned: committed / unit
   int32_t reused;               // found by open
   int32_t exclusive;            // slots from held up to here lie in blocks that nobody else has; 0 = unknown
+  int32_t dropped;              // tokens that went: text position = slot + dropped for slots from floor on
+  int32_t floor;                // slots that a drop left; which positions they hold the cache does not know
   int32_t columns[max_groups];  // table entries in use
   int32_t sealed[max_groups];   // leading tokens that are packed (lossy formats)
   scope_ids scopes;

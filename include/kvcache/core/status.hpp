@@ -22,6 +22,7 @@ enum class errc : uint8_t {
   busy,              ///< not now: run the queued commands, accept the drafts or close the sequences first
   bad_argument,      ///< `field` names it
   stale_handle,      ///< the sequence was closed
+  no_gain,           ///< dropping tokens would return no block; `value` says how many it would cost
 };
 
 /// Text of an error code: one lower-case word or two, stable, fit for logs and JSON.
@@ -51,6 +52,8 @@ constexpr const char* to_text(errc e) noexcept {
       return "bad_argument";
     case errc::stale_handle:
       return "stale_handle";
+    case errc::no_gain:
+      return "no_gain";
   }
   return "unknown";
 }

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The verb that drops tokens of a live sequence. How many and in which form says a plan (retain/concept.hpp);
+// which ones is decided where the scores are, when the queued commands run. After a drop a slot is no longer
+// a text position, and nothing of the sequence is indexed any more.
+//
+//   gather        | a | b | c | d |  ──>  | a'| b'|     own blocks are filled anew, shared ones are replaced
+//   whole_blocks  | s | x | x | w |  ──>  | s'| w |     s' = s turned by the positions dropped, a copy if
+//   shared overwrite     | a | b | c | d |  ──>  same table     the next token goes into a slot of it
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kvcache/cache/core.hpp"
+#include "kvcache/retain/concept.hpp"
+
+namespace kvcache {
+
+/// What a drop did.
+struct retained {
+  int32_t dropped = 0;          ///< tokens that went
+  int32_t blocks_returned = 0;  ///< blocks of all groups that nobody uses any more, less those newly taken
+};
+
+namespace detail {
+
+/// What a drop takes from and gives back to one group.
+struct drop_demand {
+  int32_t fresh = 0;     // blocks to allocate
+  int32_t returned = 0;  // blocks whose last user this is
+};
+
+template <class Traits>
+bool last_user(const core<Traits>& c, int32_t g, block_id b) noexcept {
+  return b != no_block && c.pool.pool(g).shares(b) == 1;
+}
+
+// Columns [0, copied) are written: those that others can see need a fresh block. Columns [from, to) go.
+template <class Traits>
+drop_demand demand_of(const core<Traits>& c, int32_t i, int32_t g, int32_t copied, int32_t from,
+                      int32_t to) noexcept {
+  const std::span<const block_id> table = c.seqs.table(i, g);
+  drop_demand d;
+  for (int32_t k = 0; k < copied; ++k) {
+    const block_id b = table[static_cast<size_t>(k)];
+    if (!c.pool.pool(g).immutable(b)) continue;
+    ++d.fresh;
+    d.returned += last_user(c, g, b);
+  }
+  for (int32_t k = from; k < to; ++k) d.returned += last_user(c, g, table[static_cast<size_t>(k)]);
+  return d;
+}
+
+template <class Traits>
+status admit_drop(core<Traits>& c, int32_t i, const drop_demand (&d)[max_groups], bool at_a_loss,
+                  int32_t& gain) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  int32_t fresh = 0;
+  gain = 0;
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    fresh += d[g].fresh;
+    gain += d[g].returned - d[g].fresh;
+  }
+  if (gain <= 0 && !at_a_loss) return {errc::no_gain, "blocks_returned", gain};
+  const int64_t owed = int64_t{c.pool.charged(q.account)} - c.pool.cached(q.account) + fresh;
+  if (fresh > 0 && owed > c.pool.limit(q.account)) return {errc::over_quota, "account", q.account};
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    if (status s = c.pool.pool(g).admit(d[g].fresh); !s) return s;
+  }
+  return {};
+}
+
+// Replaces the block of a column that others can see. Requires: admitted.
+template <class Traits>
+block_id replace_block(core<Traits>& c, int32_t i, int32_t g, int32_t column) noexcept {
+  make_room(c, g, 1, c.seqs.state(i).account);
+  block_id fresh = no_block;
+  c.pool.take(g, c.seqs.state(i).account, {&fresh, 1});
+  std::swap(fresh, c.seqs.row(i, g)[static_cast<size_t>(column)]);
+  return fresh;
+}
+
+// The new run shares the leading blocks that nobody else sees; the gather fills it in ascending order.
+template <class Traits>
+void gather_group(core<Traits>& c, int32_t i, int32_t g, int32_t keep) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  const int32_t columns = ceil_div(keep, c.geo.group[g].block_size);
+  const std::span<block_id> old = c.drop_scratch.view().first(static_cast<size_t>(q.columns[g]));
+  std::copy_n(c.seqs.row(i, g).begin(), old.size(), old.begin());
+  for (int32_t k = 0; k < columns; ++k) {
+    if (c.pool.pool(g).immutable(old[static_cast<size_t>(k)])) (void)replace_block(c, i, g, k);
+  }
+  const auto table = c.seqs.row(i, g).first(static_cast<size_t>(columns));
+  if (columns > 0) c.commands.add_gather(g, static_cast<size_t>(2 * g), old, table, i, keep);
+  for (size_t k = old.size(); k-- > 0;) {
+    if (k < table.size() && table[k] == old[k]) continue;
+    c.pool.release(g, {&old[k], 1});
+  }
+  q.columns[g] = columns;
+}
+
+// Blocks [first, first + count) go; the sinks before them are turned towards what follows.
+template <class Traits>
+void cut_group(core<Traits>& c, int32_t i, int32_t g, int32_t sinks, int32_t drop, bool turn) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  const int32_t block_size = c.geo.group[g].block_size;
+  const auto space = static_cast<size_t>(2 * g);
+  const int32_t first = sinks / block_size;
+  const int32_t count = drop / block_size;
+  for (int32_t k = 0; turn && k < first; ++k) {
+    const block_id b = c.seqs.table(i, g)[static_cast<size_t>(k)];
+    if (c.pool.pool(g).immutable(b)) {
+      (void)replace_block(c, i, g, k);
+      c.commands.add(KVC_OP_COPY, g, space, b, space, c.seqs.table(i, g)[static_cast<size_t>(k)], block_size);
+      ++c.counters.blocks_copied;
+      c.pool.release(g, {&b, 1});
+    }
+    const block_id mine = c.seqs.table(i, g)[static_cast<size_t>(k)];
+    c.commands.add(KVC_OP_ROTATE, g, space, no_block, space, mine, block_size, drop);
+  }
+  const std::span<block_id> row = c.seqs.row(i, g).first(static_cast<size_t>(q.columns[g]));
+  c.pool.release_backwards(g, row.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+  std::copy(row.begin() + first + count, row.end(), row.begin() + first);
+  q.columns[g] -= count;
+}
+
+// Every column may be written from now on.
+template <class Traits>
+void own_group(core<Traits>& c, int32_t i, int32_t g) noexcept {
+  const auto space = static_cast<size_t>(2 * g);
+  for (int32_t k = 0; k < c.seqs.state(i).columns[g]; ++k) {
+    const block_id b = c.seqs.table(i, g)[static_cast<size_t>(k)];
+    if (!c.pool.pool(g).immutable(b)) continue;
+    (void)replace_block(c, i, g, k);
+    c.commands.add(KVC_OP_COPY, g, space, b, space, c.seqs.table(i, g)[static_cast<size_t>(k)],
+                   c.geo.group[g].block_size);
+    ++c.counters.blocks_copied;
+    c.pool.release(g, {&b, 1});
+  }
+}
+
+template <class Traits>
+status check_plan(const core<Traits>& c, int32_t i, const keep_plan& p) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  if (!core<Traits>::allocator::shareable) return {errc::unsupported, "contiguous"};
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    // Codes that were packed together cannot be moved apart without packing them anew.
+    if (c.geo.group[g].format.lossy) return {errc::unsupported, "format", g};
+  }
+  if (q.held != q.accepted) return {errc::busy, "drafts", q.held - q.accepted};
+  if (p.keep < 1 || p.keep > q.held) return {errc::bad_argument, "keep", p.keep};
+  if (p.sinks < 0 || p.sinks > p.keep) return {errc::bad_argument, "sinks", p.sinks};
+  if (p.recent < 0 || p.recent > p.keep - p.sinks) return {errc::bad_argument, "recent", p.recent};
+  if (p.form != drop_form::whole_blocks) return {};
+  if (p.sinks % c.geo.unit != 0) return {errc::bad_argument, "sinks", p.sinks};
+  if ((q.held - p.keep) % c.geo.unit != 0) return {errc::bad_argument, "keep", p.keep};
+  return {};
+}
+
+/// Carries out `p`. `overwritten` = tokens of the next step that take slots of others (drop_form::overwrite).
+template <class Traits>
+result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t overwritten,
+                        bool at_a_loss) noexcept {
+  if (p.form == drop_form::nothing) return retained{};
+  if (status s = check_plan(c, i, p); !s) return s;
+  sequence_state& q = c.seqs.state(i);
+  const int32_t drop = p.form == drop_form::overwrite ? overwritten : q.held - p.keep;
+  if (drop < 0 || drop > q.held) return {errc::bad_argument, "overwritten", drop};
+  if (drop == 0) return retained{};
+  drop_demand d[max_groups];
+  int32_t commands = 0;
+  int32_t ids = 0;
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    const int32_t block_size = c.geo.group[g].block_size;
+    const int32_t columns = q.columns[g];
+    if (p.form == drop_form::gather) {
+      const int32_t kept = ceil_div(p.keep, block_size);
+      d[g] = demand_of(c, i, g, kept, kept, columns);
+      ++commands;
+      ids += command_list::gather_ids(static_cast<size_t>(columns), static_cast<size_t>(kept));
+    } else if (p.form == drop_form::whole_blocks) {
+      const int32_t first = p.sinks / block_size;
+      d[g] = demand_of(c, i, g, p.move_sinks ? first : 0, first, first + drop / block_size);
+      commands += p.move_sinks ? first + d[g].fresh : 0;
+    } else {
+      d[g] = demand_of(c, i, g, columns, 0, 0);
+      commands += d[g].fresh;
+    }
+  }
+  if (!c.commands.room(commands, ids)) return {errc::busy, "commands", c.commands.size()};
+  int32_t gain = 0;
+  // Overwriting is not meant to give back: it keeps the sequence from growing.
+  if (status s = admit_drop(c, i, d, at_a_loss || p.form == drop_form::overwrite, gain); !s) {
+    return s.code == errc::no_gain ? s : c.refuse(s);
+  }
+  int32_t fresh = 0;
+  for (const drop_demand& x : d) fresh += x.fresh;
+  while (int64_t{c.pool.charged(q.account)} + fresh > c.pool.limit(q.account) &&
+         c.tree.evict_one(c.pool, c.scopes, q.account, c.clock)) {
+  }
+  int32_t used = 0;
+  for (int32_t g = 0; g < c.geo.groups; ++g) used += c.pool.pool(g).used_blocks();
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    if (p.form == drop_form::gather) gather_group(c, i, g, p.keep);
+    if (p.form == drop_form::whole_blocks) cut_group(c, i, g, p.sinks, drop, p.move_sinks);
+    if (p.form == drop_form::overwrite) own_group(c, i, g);
+  }
+  unpin_from(c, i, 0);
+  q.dropped += drop;
+  q.held = q.accepted = p.form == drop_form::overwrite ? q.held : p.keep;
+  q.floor = q.held;
+  q.exclusive = 0;
+  for (int32_t g = 0; g < c.geo.groups; ++g) q.sealed[g] = std::min(q.sealed[g], q.held);
+  for (int32_t g = 0; g < c.geo.groups; ++g) used -= c.pool.pool(g).used_blocks();
+  return retained{drop, used};
+}
+
+}  // namespace detail
+}  // namespace kvcache
