@@ -41,6 +41,7 @@ struct keep_plan {
   /// the cache are those of a text without the gap (`drop_form::whole_blocks` only).
   bool move_sinks = false;
 
+  /// Equal in every number.
   constexpr bool operator==(const keep_plan&) const noexcept = default;
 };
 
@@ -66,6 +67,7 @@ concept retention_policy = std::copyable<R> && requires(const R& r, const retain
 
 /// Drops nothing.
 struct keep_all {
+  /// Lengths suffice.
   static constexpr observe needs = observe::nothing;
   /// Nothing goes.
   constexpr keep_plan plan(const retain_lengths&) const noexcept { return {}; }
