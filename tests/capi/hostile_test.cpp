@@ -295,6 +295,38 @@ class attacker {
     (void)kvc_get_lengths(c, any_sequence(), maybe(&l), error_);
   }
 
+  // Whatever geometry is asked for, what is described lies inside the memory lent.
+  void planes() {
+    alignas(64) static char memory[4096];
+    static kvc_kv layers[4];
+    kvc_planes p{};
+    p.struct_size = size(sizeof p);
+    p.layers = random_() % 8 == 0 ? within(4) : 1 + static_cast<int32_t>(random_() % 4);
+    p.kv_heads = number();
+    p.dim_k = random_() % 2 == 0 ? 8 : number();
+    p.dim_v = random_() % 2 == 0 ? 8 : number();
+    p.type = number();
+    p.v_aliases_k = random_() % 2 == 0;
+    p.block = random_() % 2 == 0 ? 8 : number();
+    p.blocks = number();
+    p.group = number();
+    p.order = within(1);
+    p.memory = {maybe(memory), random_() % 4 == 0 ? random_() % sizeof memory : sizeof memory};
+    int64_t bytes = -1;
+    if (kvc_cpu_planes(&p, maybe(layers), &bytes, error_) != KVC_OK) return;
+    ++succeeded;
+    if (p.memory.ptr == nullptr) return;
+    REQUIRE((bytes > 0 && static_cast<size_t>(bytes) <= sizeof memory));
+    for (int32_t i = 0; i < p.layers; ++i) {
+      const kvc_plane& k = layers[i].k;
+      const int64_t last = (layers[i].blocks - 1) * k.block_stride +
+                           (layers[i].kv_heads - 1) * k.head_stride + (layers[i].block - 1) * k.token_stride +
+                           (layers[i].dim_k - 1) * k.dim_stride;
+      REQUIRE(static_cast<char*>(k.data) >= memory);
+      REQUIRE(static_cast<char*>(k.data) + last < memory + bytes);
+    }
+  }
+
   void whole(uint64_t what) {
     const kvc_cache c = any_cache();
     int32_t n = 0;
@@ -324,6 +356,7 @@ class attacker {
         }
         return;
       case 30:
+        planes();
         (void)kvc_cache_board(c, maybe(&stats), error_);
         (void)kvc_cache_count(c, maybe(&stats), error_);
         return;
