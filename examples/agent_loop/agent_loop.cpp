@@ -17,7 +17,6 @@
 // all of every prompt. By default the first steps and the last one are really computed without reuse, to
 // check that and to compare the answers; the steps between are counted. --without 20 computes them all.
 
-#include <cstdio>
 #include <fstream>
 
 #include "example.hpp"
@@ -168,6 +167,23 @@ engine::status write_plot(const options& o, const totals& t) {
   return e;
 }
 
+void print_steps(engine::report& out, const engine::loaded& parts, const std::vector<step>& steps) {
+  out.print("%4s %8s %10s %10s %10s   %s\n", "step", "prompt", "with", "without", "", "answer");
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const step& s = steps[i];
+    out.print("%4zu %8zu %10d %10zu %10s   %s\n", i + 1, s.prompt.size(), s.with.made.prefilled,
+              s.prompt.size(), s.computed_without ? "computed" : "counted",
+              engine::one_line(parts.text->decode(s.with.made.ids), 44).c_str());
+    out.figures["steps"].push_back({{"prompt_tokens", s.prompt.size()},
+                                    {"computed_with_reuse", s.with.made.prefilled},
+                                    {"computed_without_reuse", s.prompt.size()},
+                                    {"without_reuse_was_run", s.computed_without},
+                                    {"first_token_seconds", s.with.made.prefill_seconds},
+                                    {"ids", s.with.made.ids}});
+  }
+  out.print("\n");
+}
+
 engine::result<std::string> run(const options& o, engine::report& out) {
   auto parts = engine::load_model(o.common);
   if (!parts) return parts.error();
@@ -178,20 +194,7 @@ engine::result<std::string> run(const options& o, engine::report& out) {
     if (auto s = write_plot(o, t); !s) return s.error();
   }
 
-  out.print("%4s %8s %10s %10s %10s   %s\n", "step", "prompt", "with", "without", "", "answer");
-  for (std::size_t i = 0; i < steps->size(); ++i) {
-    const step& s = (*steps)[i];
-    out.print("%4zu %8zu %10d %10zu %10s   %s\n", i + 1, s.prompt.size(), s.with.made.prefilled,
-              s.prompt.size(), s.computed_without ? "computed" : "counted",
-              engine::one_line((*parts)->text->decode(s.with.made.ids), 44).c_str());
-    out.figures["steps"].push_back({{"prompt_tokens", s.prompt.size()},
-                                    {"computed_with_reuse", s.with.made.prefilled},
-                                    {"computed_without_reuse", s.prompt.size()},
-                                    {"without_reuse_was_run", s.computed_without},
-                                    {"first_token_seconds", s.with.made.prefill_seconds},
-                                    {"ids", s.with.made.ids}});
-  }
-  out.print("\n");
+  print_steps(out, **parts, *steps);
   check(o, out, *steps, t);
   const auto with = static_cast<std::int64_t>(t.with.back());
   const auto without = static_cast<std::int64_t>(t.without.back());
@@ -201,14 +204,11 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   out.figures["tokens_without_reuse"] = without;
   out.figures["last_step"] = {{"first_token_seconds_with_reuse", first.made.prefill_seconds},
                               {"first_token_seconds_without_reuse", cold.made.prefill_seconds}};
-  char last[256];
-  std::snprintf(
-      last, sizeof last,
+  return engine::formatted(
       "%d steps computed %s prompt tokens with reuse, %s without (%.1f times as many); first token of the "
       "last step after %.0f ms instead of %.0f",
       o.steps, engine::thousands(with).c_str(), engine::thousands(without).c_str(),
       t.without.back() / t.with.back(), first.made.prefill_seconds * 1e3, cold.made.prefill_seconds * 1e3);
-  return std::string(last);
 }
 
 }  // namespace

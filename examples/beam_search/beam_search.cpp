@@ -177,6 +177,41 @@ void print_search(engine::report& out, const engine::loaded& parts, const outcom
   out.print("\n\n");
 }
 
+struct totals : step_cost {
+  std::int64_t moved = 0;   ///< tokens that a cache without sharing copies for the same reassignments
+  int separate_blocks = 0;  ///< that the beams would hold if they shared nothing
+};
+
+/// The search on the whole vocabulary: every beam against itself alone, and what the cache did for it.
+engine::result<totals> check_search(const options& o, engine::loaded& parts, std::span<const token_id> prompt,
+                                    const outcome& found, engine::report& out) {
+  totals sum;
+  bool one_block_each = true;
+  for (std::size_t i = 0; i < found.steps.size(); ++i) {
+    const step_cost& c = found.steps[i];
+    sum.entries += c.entries;
+    sum.reassigned += c.reassigned;
+    sum.copies += c.copies;
+    sum.moved += c.reassigned * static_cast<std::int64_t>(prompt.size() + i);
+    one_block_each = one_block_each && c.copies < o.width;
+  }
+  bool same = true;
+  for (const beam& b : found.beams) {
+    const auto alone = score_alone(o, parts, prompt, b.ids);
+    if (!alone) return alone.error();
+    same = same && alone->back() == b.score;
+  }
+  const int block = o.common.block_size;
+  const auto shared = static_cast<int>(prompt.size()) / block;
+  const int each = (static_cast<int>(prompt.size()) + o.depth - 1 + block - 1) / block;
+  sum.separate_blocks = o.width * each;
+  out.claim("every beam has the score of the same text alone in an empty cache, to the bit", same);
+  out.claim("the blocks of the prompt are stored once", found.blocks <= shared + o.width * (each - shared));
+  out.claim("no step copies more than one block per beam that shares its last one", one_block_each);
+  out.claim("beams were reassigned", sum.reassigned > 0);
+  return sum;
+}
+
 engine::result<std::string> run(const options& o, engine::report& out) {
   auto parts = engine::load_model(o.common);
   if (!parts) return parts.error();
@@ -189,49 +224,24 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   if (!greedy) return greedy.error();
   print_search(out, **parts, *found, greedy->beams.front().score);
 
-  step_cost sum;
-  std::int64_t moved = 0;  // tokens that a cache without sharing copies for the same reassignments
-  bool one_block_each = true;
-  for (std::size_t i = 0; i < found->steps.size(); ++i) {
-    const step_cost& c = found->steps[i];
-    sum.entries += c.entries;
-    sum.reassigned += c.reassigned;
-    sum.copies += c.copies;
-    moved += c.reassigned * static_cast<std::int64_t>(prompt.size() + i);
-    one_block_each = one_block_each && c.copies < o.width;
-  }
-  bool same = true;
-  for (const beam& b : found->beams) {
-    const auto alone = score_alone(o, **parts, prompt, b.ids);
-    if (!alone) return alone.error();
-    same = same && alone->back() == b.score;
-  }
-  const int block = o.common.block_size;
-  const auto shared = static_cast<int>(prompt.size()) / block;
-  const int each = (static_cast<int>(prompt.size()) + o.depth - 1 + block - 1) / block;
-  out.claim("every beam has the score of the same text alone in an empty cache, to the bit", same);
-  out.claim("the blocks of the prompt are stored once", found->blocks <= shared + o.width * (each - shared));
-  out.claim("no step copies more than one block per beam that shares its last one", one_block_each);
-  out.claim("beams were reassigned", sum.reassigned > 0);
+  const auto total = check_search(o, **parts, prompt, *found, out);
+  if (!total) return total.error();
   const auto vocabulary = most_likely(o.small_vocabulary, text)(greedy->first_logits);
   const auto enumerated = check_small(o, **parts, prompt, vocabulary, out);
   if (!enumerated) return enumerated.error();
 
   out.figures["greedy_log_probability"] = greedy->beams.front().score;
   out.figures["blocks_held"] = found->blocks;
-  out.figures["blocks_of_separate_beams"] = o.width * each;
-  out.figures["tokens_moved_without_sharing"] = moved;
+  out.figures["blocks_of_separate_beams"] = total->separate_blocks;
+  out.figures["tokens_moved_without_sharing"] = total->moved;
   out.figures["texts_enumerated"] = *enumerated;
-  char last[320];
-  std::snprintf(
-      last, sizeof last,
+  return engine::formatted(
       "%d reassignments of %d beams changed %d table entries and copied %s blocks instead of %s tokens, %s "
       "blocks held instead of %d; best log-probability %.3f (greedy %.3f); equal to all %zu texts of the "
       "small case",
-      sum.reassigned, o.width, sum.entries, engine::thousands(sum.copies).c_str(),
-      engine::thousands(moved).c_str(), engine::thousands(found->blocks).c_str(), o.width * each,
-      found->beams.front().score, greedy->beams.front().score, *enumerated);
-  return std::string(last);
+      total->reassigned, o.width, total->entries, engine::thousands(total->copies).c_str(),
+      engine::thousands(total->moved).c_str(), engine::thousands(found->blocks).c_str(),
+      total->separate_blocks, found->beams.front().score, greedy->beams.front().score, *enumerated);
 }
 
 }  // namespace

@@ -13,8 +13,6 @@
 // real cache, with token ids but without keys, values or a model. How much of a prompt should be found is
 // known from comparing it with everything sent before, so every single hit is checked.
 
-#include <cstdio>
-
 #include "example.hpp"
 #include "kvcache/plan.hpp"
 #include "simulation.hpp"
@@ -98,15 +96,11 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   print_row(out, *region, *region);
   out.print("\n");
   check(out, rows, *region);
-  char last[256];
-  std::snprintf(last, sizeof last,
-                "used %.1f %% with blocks of 8 tokens, %.1f %% with 16, %.1f %% with 128, %.1f %% with "
-                "regions; sharing "
-                "lost %.2f, %.2f, %.2f %%",
-                rows[0].used_percent(), rows[1].used_percent(), rows[4].used_percent(),
-                region->used_percent(), rows[0].lost_percent(), rows[1].lost_percent(),
-                rows[4].lost_percent());
-  return std::string(last);
+  return engine::formatted(
+      "used %.1f %% with blocks of 8 tokens, %.1f %% with 16, %.1f %% with 128, %.1f %% with regions; "
+      "sharing lost %.2f, %.2f, %.2f %%",
+      rows[0].used_percent(), rows[1].used_percent(), rows[4].used_percent(), region->used_percent(),
+      rows[0].lost_percent(), rows[1].lost_percent(), rows[4].lost_percent());
 }
 
 }  // namespace

@@ -116,6 +116,18 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+std::string formatted(const char* format, ...) {
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::va_list again;
+  va_copy(again, arguments);
+  std::string out(static_cast<std::size_t>(std::max(0, std::vsnprintf(nullptr, 0, format, arguments))), ' ');
+  va_end(arguments);
+  std::vsnprintf(out.data(), out.size() + 1, format, again);
+  va_end(again);
+  return out;
+}
+
 std::string thousands(std::int64_t n) {
   std::string text = std::to_string(n);
   const int first = n < 0 ? 1 : 0;

@@ -83,6 +83,9 @@ damage compare(const llama_model& model, std::span<const float> right, std::span
 /// The middle value; the lower one of an even number. Requires: not empty.
 double median(std::vector<double> values);
 
+/// As printf, into a string.
+[[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...);
+
 /// 12,345
 std::string thousands(std::int64_t n);
 

@@ -27,14 +27,11 @@ struct options {
   engine::common_options common;
   std::string prompt =
       "Here is a note about a ferry. The ferry between the two towns has been running for a hundred and "
-      "twenty "
-      "years. It is painted white and green, it carries six cars and forty people, and it needs eleven "
-      "minutes "
-      "for the crossing, or thirteen when the tide is against it. The captain is called Marta. She knows "
-      "every "
-      "passenger by name, and in winter she brings coffee for those who stand on the deck. Next year a "
-      "bridge "
-      "is going to be opened. Write one sentence that the captain might say on the last day.";
+      "twenty years. It is painted white and green, it carries six cars and forty people, and it needs "
+      "eleven minutes for the crossing, or thirteen when the tide is against it. The captain is called "
+      "Marta. She knows every passenger by name, and in winter she brings coffee for those who stand on the "
+      "deck. Next year a bridge is going to be opened. Write one sentence that the captain might say on the "
+      "last day.";
   int samples = 4;
   int max_new = 32;
   double temperature = 0.8;
@@ -193,15 +190,12 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   out.figures["forked"]["seconds"] = forked->seconds;
   out.figures["apart"]["seconds"] = apart->seconds;
   check(o, out, *forked, *apart, static_cast<int>(prompt->size()));
-  char last[256];
-  std::snprintf(last, sizeof last,
-                "%d samples of %zu + %d tokens in %s blocks instead of %s, %s of them copied; %s prompt "
-                "tokens computed "
-                "instead of %s; all texts equal to independent runs",
-                o.samples, prompt->size(), o.max_new, engine::thousands(forked->blocks).c_str(),
-                engine::thousands(apart->blocks).c_str(), engine::thousands(forked->copies).c_str(),
-                engine::thousands(forked->computed).c_str(), engine::thousands(apart->computed).c_str());
-  return std::string(last);
+  return engine::formatted(
+      "%d samples of %zu + %d tokens in %s blocks instead of %s, %s of them copied; %s prompt tokens "
+      "computed instead of %s; all texts equal to independent runs",
+      o.samples, prompt->size(), o.max_new, engine::thousands(forked->blocks).c_str(),
+      engine::thousands(apart->blocks).c_str(), engine::thousands(forked->copies).c_str(),
+      engine::thousands(forked->computed).c_str(), engine::thousands(apart->computed).c_str());
 }
 
 }  // namespace

@@ -30,26 +30,17 @@ struct options {
 
 constexpr const char* system_prompt =
     "You are the guide of the Harbour Museum in the old customs house. Answer in one short sentence. The "
-    "museum "
-    "is open from ten in the morning until six in the evening, on Thursdays until nine, and closed on "
-    "Mondays. "
-    "A ticket costs eight euros, for students and for children over six it costs four, younger children "
-    "enter "
-    "free. The lift is to the left of the entrance, the cloakroom to the right of it, and there are lockers "
-    "for "
-    "large bags. The first hall shows ship models, among them the schooner Amalia, built in 1868 and lost "
-    "off "
-    "the northern reef in 1911. The second hall shows instruments: sextants, chronometers, and the brass "
-    "lens of "
-    "the lighthouse at Harrow Point, which turned for ninety-four years. The third hall tells of the "
-    "fishermen, "
-    "the canneries and the strike of 1927, with photographs by Ines Duarte. The cafe on the second floor "
-    "serves "
-    "soup, cake and coffee until half past five, and its terrace looks over the dry dock. Guided walks start "
-    "at "
-    "eleven and at three next to the anchor in the yard and last fifty minutes. Photographs are allowed "
-    "without "
-    "flash. Dogs wait in the yard. The shop sells books, charts and postcards, and sends parcels abroad.";
+    "museum is open from ten in the morning until six in the evening, on Thursdays until nine, and closed on "
+    "Mondays. A ticket costs eight euros, for students and for children over six it costs four, younger "
+    "children enter free. The lift is to the left of the entrance, the cloakroom to the right of it, and "
+    "there are lockers for large bags. The first hall shows ship models, among them the schooner Amalia, "
+    "built in 1868 and lost off the northern reef in 1911. The second hall shows instruments: sextants, "
+    "chronometers, and the brass lens of the lighthouse at Harrow Point, which turned for ninety-four years. "
+    "The third hall tells of the fishermen, the canneries and the strike of 1927, with photographs by Ines "
+    "Duarte. The cafe on the second floor serves soup, cake and coffee until half past five, and its terrace "
+    "looks over the dry dock. Guided walks start at eleven and at three next to the anchor in the yard and "
+    "last fifty minutes. Photographs are allowed without flash. Dogs wait in the yard. The shop sells books, "
+    "charts and postcards, and sends parcels abroad.";
 
 constexpr const char* questions[] = {
     "When do you close on Thursdays?",
@@ -176,6 +167,32 @@ void check(const options& o, engine::report& out, const outcome& alone, const ou
   out.claim("there is something to share", common > 0 && others > 0);
 }
 
+void print_runs(engine::report& out, const engine::loaded& parts, const outcome& alone,
+                const outcome& shared) {
+  out.print("%-42s %12s %12s %10s %10s\n", "question", "computed", "with sharing", "first, ms", "sharing");
+  for (std::size_t i = 0; i < alone.visitors.size(); ++i) {
+    const visitor& a = alone.visitors[i];
+    const visitor& b = shared.visitors[i];
+    out.print("%-42s %12d %12d %10.1f %10.1f\n", questions[i], a.computed, b.computed,
+              a.first_token_seconds * 1e3, b.first_token_seconds * 1e3);
+    out.print("    %s\n", engine::one_line(parts.text->decode(b.answer)).c_str());
+    out.figures["requests"].push_back({{"prompt_tokens", a.computed},
+                                       {"computed", b.computed},
+                                       {"reused", b.reused},
+                                       {"first_token_seconds_alone", a.first_token_seconds},
+                                       {"first_token_seconds_shared", b.first_token_seconds},
+                                       {"ids", b.answer}});
+  }
+  out.print("%-42s %12s %12s\n", "blocks held with all requests open",
+            engine::thousands(alone.blocks).c_str(), engine::thousands(shared.blocks).c_str());
+  out.print("\n");
+  for (const auto& [name, of] : {std::pair{"alone", &alone}, std::pair{"shared", &shared}}) {
+    out.figures[name] = {{"tokens_computed", of->computed},
+                         {"blocks_held", of->blocks},
+                         {"median_first_token_seconds", of->first_token_seconds}};
+  }
+}
+
 engine::result<std::string> run(const options& o, engine::report& out) {
   auto parts = engine::load_model(o.common);
   if (!parts) return parts.error();
@@ -190,38 +207,14 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   const int asked = alone->computed;
   out.print("%d requests, %d prompt tokens each on average, %d of them the same for all\n\n", o.requests,
             asked / o.requests, common);
-  out.print("%-42s %12s %12s %10s %10s\n", "question", "computed", "with sharing", "first, ms", "sharing");
-  for (std::size_t i = 0; i < prompts->size(); ++i) {
-    const visitor& a = alone->visitors[i];
-    const visitor& b = shared->visitors[i];
-    out.print("%-42s %12d %12d %10.1f %10.1f\n", questions[i], a.computed, b.computed,
-              a.first_token_seconds * 1e3, b.first_token_seconds * 1e3);
-    out.print("    %s\n", engine::one_line((*parts)->text->decode(b.answer)).c_str());
-    out.figures["requests"].push_back({{"prompt_tokens", a.computed},
-                                       {"computed", b.computed},
-                                       {"reused", b.reused},
-                                       {"first_token_seconds_alone", a.first_token_seconds},
-                                       {"first_token_seconds_shared", b.first_token_seconds},
-                                       {"ids", b.answer}});
-  }
-  out.print("%-42s %12s %12s\n", "blocks held with all requests open",
-            engine::thousands(alone->blocks).c_str(), engine::thousands(shared->blocks).c_str());
-  out.print("\n");
+  print_runs(out, **parts, *alone, *shared);
   check(o, out, *alone, *shared, common);
-  for (const auto& [name, of] : {std::pair{"alone", &*alone}, std::pair{"shared", &*shared}}) {
-    out.figures[name] = {{"tokens_computed", of->computed},
-                         {"blocks_held", of->blocks},
-                         {"median_first_token_seconds", of->first_token_seconds}};
-  }
-  char last[256];
-  std::snprintf(
-      last, sizeof last,
+  return engine::formatted(
       "%d equal answers; %s of %s prompt tokens computed, %s blocks held instead of %s, median time to first "
       "token %.0f ms instead of %.0f",
       o.requests, engine::thousands(shared->computed).c_str(), engine::thousands(asked).c_str(),
       engine::thousands(shared->blocks).c_str(), engine::thousands(alone->blocks).c_str(),
       shared->first_token_seconds * 1e3, alone->first_token_seconds * 1e3);
-  return std::string(last);
 }
 
 }  // namespace

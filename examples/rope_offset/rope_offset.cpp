@@ -19,7 +19,6 @@
 // and value go is a slot, its position is a number of its own; neither is derived from the other.
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 
 #include "example.hpp"
@@ -39,29 +38,21 @@ struct options {
 
 constexpr const char* instructions =
     "You keep the archive of a small harbour. You answer in plain words, you do not invent anything, and you "
-    "say from "
-    "which ledger an answer comes. If two ledgers disagree you name both. You write dates in full and you "
-    "leave the "
-    "spelling of ships' names as it is. What the keepers wrote about their families is private; you do not "
-    "repeat it. "
-    "Visitors may read the ledgers on weekdays between nine and four, in the reading room on the first "
-    "floor.\n\n";
+    "say from which ledger an answer comes. If two ledgers disagree you name both. You write dates in full "
+    "and you leave the spelling of ships' names as it is. What the keepers wrote about their families is "
+    "private; you do not repeat it. Visitors may read the ledgers on weekdays between nine and four, in the "
+    "reading room on the first floor.\n\n";
 constexpr const char* document =
     "The first ledger begins on the third of March. Wind from the north-west, moderate. Lamp lit at eight "
-    "minutes to "
-    "six. Two ships seen, the schooner Amalia and a collier from the south. The hinge of the store door was "
-    "repaired. "
-    "So it goes on for a page and a half. Then, without any heading, comes a line that does not belong: the "
-    "boy from "
-    "the farm asked how far the light can be seen. I told him eighteen miles. He asked who had measured it. "
-    "I could not "
-    "say. A week later there is another: I have asked the pilot how far the light can be seen.";
+    "minutes to six. Two ships seen, the schooner Amalia and a collier from the south. The hinge of the "
+    "store door was repaired. So it goes on for a page and a half. Then, without any heading, comes a line "
+    "that does not belong: the boy from the farm asked how far the light can be seen. I told him eighteen "
+    "miles. He asked who had measured it. I could not say. A week later there is another: I have asked the "
+    "pilot how far the light can be seen.";
 constexpr const char* continuation =
     " He says eighteen miles, because the chart says so. I asked who made the chart. He laughed. After that "
-    "the "
-    "question comes back every few days. The keeper asked the captain of the schooner Amalia, and he asked "
-    "the boy "
-    "from the farm.";
+    "the question comes back every few days. The keeper asked the captain of the schooner Amalia, and he "
+    "asked the boy from the farm.";
 
 struct texts {
   std::vector<token_id> prefix, passage, rest;
@@ -185,31 +176,17 @@ engine::status show_index(const options& o, engine::report& out, const texts& t)
   return {};
 }
 
-engine::error usage(const char* option, std::string what) {
-  return {engine::failure::usage, "usage", option, std::move(what), {}, -1};
-}
-
-engine::result<std::string> run(const options& o, engine::report& out) {
-  if (o.offset % o.common.block_size != 0)
-    return usage("--offset", std::to_string(o.offset) + " is not a multiple of --block");
-  auto parts = engine::load_model(o.common);
-  if (!parts) return parts.error();
-  const engine::llama_model& model = *(*parts)->model;
-  const texts t = encode(o, *(*parts)->text);
-  if (t.passage.empty())
-    return usage("--block", std::to_string(o.common.block_size) + " is longer than the passage");
-  const auto right = run_with(o, **parts, t.prefix, t, nullptr);
-  if (!right) return right.error();
-  const auto alone = run_with(o, **parts, {}, t, nullptr);  // what an earlier request left in the cache
-  if (!alone) return alone.error();
-
+/// What each way to come by the passage's keys and values does to the text behind it.
+engine::result<std::vector<engine::damage>> measure(const options& o, engine::report& out,
+                                                    engine::loaded& parts, const texts& t,
+                                                    const outcome& right, const outcome& alone) {
   // The backend turns a key by its new position, so one that shall look as if it came from `offset` positions
   // earlier is turned back by as much first.
-  const kept old_positions = alone->passage.turned(model.shape().kv, -o.offset);
-  const kept right_but_old = right->passage.turned(model.shape().kv, -o.offset);
-  const std::pair<const char*, const kept*> cases[] = {{"recomputed (right)", &right->passage},
+  const kept old_positions = alone.passage.turned(parts.model->shape().kv, -o.offset);
+  const kept right_but_old = right.passage.turned(parts.model->shape().kv, -o.offset);
+  const std::pair<const char*, const kept*> cases[] = {{"recomputed (right)", &right.passage},
                                                        {"pasted as it was", &old_positions},
-                                                       {"turned", &alone->passage},
+                                                       {"turned", &alone.passage},
                                                        {"right, but not turned", &right_but_old}};
   out.print("a passage of %zu tokens behind %d others; scored on the %zu tokens after it\n\n",
             t.passage.size(), o.offset, t.rest.size());
@@ -217,9 +194,10 @@ engine::result<std::string> run(const options& o, engine::report& out) {
             "largest difference");
   std::vector<engine::damage> all;
   for (const auto& [name, from] : cases) {
-    const auto got = run_with(o, **parts, t.prefix, t, from);
+    const auto got = run_with(o, parts, t.prefix, t, from);
     if (!got) return got.error();
-    const engine::damage& d = all.emplace_back(engine::compare(model, right->logits, got->logits, t.rest));
+    const engine::damage& d =
+        all.emplace_back(engine::compare(*parts.model, right.logits, got->logits, t.rest));
     out.print("%-24s %10.4f %10.4f %12.0f %% %18.3f\n", name, d.kl, d.nll, 100 * d.same_choice, d.difference);
     out.figures["cases"].push_back({{"case", name},
                                     {"kl", d.kl},
@@ -232,16 +210,35 @@ engine::result<std::string> run(const options& o, engine::report& out) {
             all[0].difference == 0);
   out.claim("a reuse at another offset changes the answers, and nothing reports it", all[1].kl > 0.01);
   out.claim("so does each mistake alone", all[2].kl > 0.001 && all[3].kl > 0.001);
+  return all;
+}
+
+engine::error usage(const char* option, std::string what) {
+  return {engine::failure::usage, "usage", option, std::move(what), {}, -1};
+}
+
+engine::result<std::string> run(const options& o, engine::report& out) {
+  if (o.offset % o.common.block_size != 0)
+    return usage("--offset", std::to_string(o.offset) + " is not a multiple of --block");
+  auto parts = engine::load_model(o.common);
+  if (!parts) return parts.error();
+  const texts t = encode(o, *(*parts)->text);
+  if (t.passage.empty())
+    return usage("--block", std::to_string(o.common.block_size) + " is longer than the passage");
+  const auto right = run_with(o, **parts, t.prefix, t, nullptr);
+  if (!right) return right.error();
+  const auto alone = run_with(o, **parts, {}, t, nullptr);  // what an earlier request left in the cache
+  if (!alone) return alone.error();
+
+  const auto cases = measure(o, out, **parts, t, *right, *alone);
+  if (!cases) return cases.error();
+  const std::vector<engine::damage>& all = *cases;
   if (auto s = show_library(o, out, **parts, t, right->logits); !s) return s.error();
   if (auto s = show_index(o, out, t); !s) return s.error();
-  char last[256];
-  std::snprintf(last, sizeof last,
-                "reuse %d tokens away: KL %.3f, NLL %.3f instead of %.3f, another choice at %.0f %% of the "
-                "tokens (keys "
-                "alone KL %.3f, context alone %.3f); the library recomputes, KL 0",
-                o.offset, all[1].kl, all[1].nll, all[0].nll, 100 * (1 - all[1].same_choice), all[3].kl,
-                all[2].kl);
-  return std::string(last);
+  return engine::formatted(
+      "reuse %d tokens away: KL %.3f, NLL %.3f instead of %.3f, another choice at %.0f %% of the tokens "
+      "(keys alone KL %.3f, context alone %.3f); the library recomputes, KL 0",
+      o.offset, all[1].kl, all[1].nll, all[0].nll, 100 * (1 - all[1].same_choice), all[3].kl, all[2].kl);
 }
 
 }  // namespace

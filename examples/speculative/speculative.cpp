@@ -45,11 +45,9 @@ struct task {
 constexpr task tasks[] = {
     {"copy", false,
      "The first ledger begins on the third of March. Wind from the north-west, moderate. Lamp lit at 5:52. "
-     "Two ships "
-     "seen, one schooner and one collier. Repaired the hinge of the store door. The boy from the farm asked "
-     "how far "
-     "the light can be seen. I told him eighteen miles. He asked who had measured it. I could not say.\n\nA "
-     "fair copy "
+     "Two ships seen, one schooner and one collier. Repaired the hinge of the store door. The boy from the "
+     "farm asked how far the light can be seen. I told him eighteen miles. He asked who had measured it. I "
+     "could not say.\n\nA fair copy "
      "of the same page:\n\nThe first ledger begins on the third of March. Wind"},
     {"story", true, "Write a short story about a lighthouse keeper and a storm."},
 };
@@ -228,10 +226,8 @@ engine::result<std::string> run(const options& o, engine::report& out) {
                          {"accepted", g.accepted},
                          {"plain_decode_seconds", made->plain.made.decode_seconds},
                          {"decode_seconds", g.seconds}};
-    char text[128];
-    std::snprintf(text, sizeof text, "%s%s %.2f tokens per step (%.0f %% of %d drafted tokens accepted)",
-                  last.empty() ? "" : ", ", what.name, per_step, share, g.drafted);
-    last += text;
+    last += engine::formatted("%s%s %.2f tokens per step (%.0f %% of %d drafted tokens accepted)",
+                              last.empty() ? "" : ", ", what.name, per_step, share, g.drafted);
     if (&what == tasks) out.claim("where the text repeats, steps are saved", g.steps < decoded);
   }
   return last + "; both texts exactly those of plain greedy decoding";

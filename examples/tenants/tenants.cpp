@@ -20,8 +20,6 @@
 // Tokens computed and found are checked. Times are reported and not checked, as they are the machine's. What
 // scopes do not hide: that the server is busy, and that memory is short; for the latter see account_limits.
 
-#include <cstdio>
-
 #include "example.hpp"
 
 namespace {
@@ -37,23 +35,17 @@ struct options {
 
 constexpr const char* system_prompt =
     "You are the assistant of a law firm. You answer in one sentence, you do not guess, and you say so when "
-    "a document "
-    "does not contain the answer. You never give legal advice, and you never name other clients. Dates are "
-    "written in "
-    "full. Amounts are written with their currency. If a client writes in another language, you answer in "
-    "English and "
-    "add that a colleague will call back. A document follows the word Document, a question follows the word "
-    "Question.";
+    "a document does not contain the answer. You never give legal advice, and you never name other clients. "
+    "Dates are written in full. Amounts are written with their currency. If a client writes in another "
+    "language, you answer in English and add that a colleague will call back. A document follows the word "
+    "Document, a question follows the word Question.";
 
 std::string message(int number) {
   return "Number " + std::to_string(number) +
          ". Document: The parties agree that the mill at Low Bridge is sold for ninety thousand crowns, to "
-         "be paid in "
-         "three parts, the first on signing, the second when the roof has been repaired, and the third on "
-         "the first "
-         "of May. The seller keeps the right to use the eastern meadow until the harvest. Question: When is "
-         "the third "
-         "part to be paid?";
+         "be paid in three parts, the first on signing, the second when the roof has been repaired, and the "
+         "third on the first of May. The seller keeps the right to use the eastern meadow until the harvest. "
+         "Question: When is the third part to be paid?";
 }
 
 /// The server: one model, one cache, and for every request the scope that the server chooses.
@@ -211,13 +203,10 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   out.figures["median_first_token_seconds"] = {
       {"nobody_holds_it", nobody}, {"another_tenant_holds_it", another}, {"the_tenant_holds_it", own}};
   out.figures["ratio_of_misses"] = another / nobody;
-  char last[256];
-  std::snprintf(
-      last, sizeof last,
+  return engine::formatted(
       "first token of a miss after %.1f ms if another tenant holds the prompt, %.1f ms if nobody does (ratio "
       "%.2f, medians of %d); of a hit after %.1f ms",
       another * 1e3, nobody * 1e3, another / nobody, o.rounds, own * 1e3);
-  return std::string(last);
 }
 
 }  // namespace
