@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Views of other libraries, element by element against what append stored.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <random>
@@ -156,6 +157,41 @@ TEST_CASE("views show every value that append stored, in both orders of K and wi
       compare_dlpack<f16>(half, 2, 16);
       compare_dlpack<bf16>(brain, 4, 16);
     }
+  }
+}
+
+// [eigen]
+// Scores of one query against the keys of a table, block by block, where they lie.
+Eigen::VectorXf scores(const kvc_kv& layer, std::span<const block_id> table, int32_t head,
+                       const Eigen::VectorXf& query, int32_t tokens) {
+  Eigen::VectorXf out(tokens);
+  for (int32_t t = 0; t < tokens; t += layer.block) {
+    const auto keys = key_cell<const float>(layer, table[static_cast<size_t>(t / layer.block)], head);
+    const int32_t n = std::min(layer.block, tokens - t);
+    out.segment(t, n) = keys.topRows(n) * query;
+  }
+  return out;
+}
+// [eigen]
+
+// [dlpack]
+// A layer's keys as a tensor of another library, which gives it back through `deleter`.
+result<dlpack_managed_tensor*> lend_keys(const kvc_kv& layer, void* owner, void (*release)(void*)) {
+  return to_dlpack(layer, plane_role::key, {.read_only = true, .release = release, .owner = owner});
+}
+// [dlpack]
+
+TEST_CASE("scores computed on Eigen views are those of the plain keys") {
+  const filled f(element::f32, k_order::transposed, false);
+  const block_id table[] = {block_id{3}, block_id{1}};
+  const Eigen::VectorXf query = Eigen::VectorXf::LinSpaced(dim_k, -1.0f, 1.0f);
+  const Eigen::VectorXf got = scores(f.planes.layer(1), table, 2, query, 11);
+  for (int32_t t = 0; t < 11; ++t) {
+    double want = 0;
+    for (int32_t d = 0; d < dim_k; ++d) {
+      want += double{query(d)} * f.key(1, raw(table[t / block]) * block + t % block, 2, d);
+    }
+    CHECK(got(t) == Approx(want).margin(1e-5));
   }
 }
 
