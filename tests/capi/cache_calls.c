@@ -324,6 +324,33 @@ void capi_test_evict(void) {
   OK(kvc_cache_destroy(cache, &error));
 }
 
+// A reset keeps the policy that was named: the text that was used least goes, though it was used last.
+static void reset_policy(void) {
+  const kvc_scope scope = capi_shared();
+  const int32_t often[5] = {1, 2, 3, 4, 5}, once[5] = {6, 7, 8, 9, 10};
+  kvc_cache_config config;
+  kvc_group_config group;
+  kvc_cache cache = {0};
+  kvc_error error;
+  int32_t i, n = -1;
+  capi_small(&config, &group, 8);
+  config.eviction = "lfu";
+  OK(kvc_cache_create(&config, &cache, &error));
+  OK(kvc_cache_reset(cache, &error));
+  for (i = 0; i < 4; ++i) {
+    const kvc_sequence a = capi_begin(cache, i < 3 ? often : once, 5);
+    OK(kvc_commit(cache, a, i < 3 ? often : once, 5, NULL, &error));
+    OK(kvc_close(cache, a, &error));
+  }
+  OK(kvc_cache_evict(cache, 1, &n, &error));
+  IS(n == 1);
+  OK(kvc_peek(cache, &scope, often, 5, 1, &n, &error));
+  IS(n == 4);
+  OK(kvc_peek(cache, &scope, once, 5, 1, &n, &error));
+  IS(n == 0);
+  OK(kvc_cache_destroy(cache, &error));
+}
+
 void capi_test_reset(void) {
   const kvc_cache cache = capi_small_cache(8);
   const char* broken = "not asked";
@@ -354,4 +381,5 @@ void capi_test_reset(void) {
   OK(kvc_close(cache, a, &error));
   REFUSED(kvc_cache_check(cache, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_OUT);
   OK(kvc_cache_destroy(cache, &error));
+  reset_policy();
 }

@@ -53,6 +53,7 @@ void capi_test_csr(void);
 void capi_test_handles(void);
 void capi_test_other_cache(void);
 void capi_test_missing(void);
+void capi_test_layout(void);
 void capi_test_many_caches(void);
 void capi_test_two_caches(void);
 void capi_test_planes(void);

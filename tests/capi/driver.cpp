@@ -85,6 +85,9 @@ TEST_CASE("a cache refuses the sequences of another, and a destroyed one everyth
 TEST_CASE("missing outputs are refused, and every status and field has words") {
   capi_test_missing();
 }
+TEST_CASE("structs of the host half lie in memory as they are written down") {
+  capi_test_layout();
+}
 TEST_CASE("there are as many caches as the header says, and each handle is new") {
   capi_test_many_caches();
 }

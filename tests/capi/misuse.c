@@ -184,6 +184,21 @@ void capi_test_missing(void) {
   IS(strcmp(kvc_field_text(KVC_FIELD_OTHER), "other") == 0);
 }
 
+// The host half has no padding, so a binding may write the structs down as they are read.
+void capi_test_layout(void) {
+  if (sizeof(void*) != 8) return;
+  IS(sizeof(kvc_error) == 24 && sizeof(kvc_cache) == 8 && sizeof(kvc_sequence) == 8);
+  IS(sizeof(kvc_block_format) == 32 && sizeof(kvc_group_config) == 80 && sizeof(kvc_cache_config) == 72);
+  IS(sizeof(kvc_group_geometry) == 48 && sizeof(kvc_geometry) == 64 + 8 * 48 &&
+     sizeof(kvc_stats) == 8 + 17 * 8);
+  IS(sizeof(kvc_scope) == 88 && sizeof(kvc_open_options) == 16 && sizeof(kvc_lengths) == 24 + 8 * 4);
+  IS(sizeof(kvc_view) == 104 && sizeof(kvc_planes) == 64);
+  IS(offsetof(kvc_geometry, memory) == 40 && offsetof(kvc_geometry, group) == 64);
+  IS(offsetof(kvc_scope, salt) == 16 && offsetof(kvc_scope, generation) == 48 &&
+     offsetof(kvc_scope, narrower) == 80);
+  IS(offsetof(kvc_view, sequences) == 24 && offsetof(kvc_view, open_slot) == 96);
+}
+
 void capi_test_many_caches(void) {
   kvc_cache* all = (kvc_cache*)calloc(KVC_MAX_CACHES, sizeof *all);
   kvc_cache_config config;

@@ -136,6 +136,21 @@ void capi_test_scope(void) {
   who[0] = capi_shared();
   IS(found(cache, &who[0], text) == 4);
   IS(found(cache, &who[2], text) == 0);
+  {
+    const int32_t longer[9] = {50, 51, 52, 53, 54, 55, 56, 57, 58};
+    kvc_scope other = capi_tenant("c");
+    OK(kvc_peek(cache, &outer, longer, 9, 1, &k, &error));
+    IS(k == 8);
+    other.first_token = 4;
+    outer.narrower = &other;
+    OK(kvc_peek(cache, &outer, longer, 9, 1, &k, &error));
+    IS(k == 4);
+    other = outer;  // everyone, from the same token on, is not the tenant either
+    other.first_token = 4;
+    other.narrower = NULL;
+    OK(kvc_peek(cache, &outer, longer, 9, 1, &k, &error));
+    IS(k == 4);
+  }
   OK(kvc_cache_destroy(cache, &error));
 }
 
@@ -362,7 +377,7 @@ void capi_test_drafts(void) {
   capi_text(text, 6, 0);
   a = capi_begin(cache, text, 6);
   REFUSED(kvc_extend(cache, a, 3, 1, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_OUT);
-  OK(kvc_extend(cache, a, 3, 1, &n, &error));
+  OK(kvc_extend(cache, a, 3, -7, &n, &error));  // anything but zero
   IS(n == 3);
   REFUSED(kvc_extend(cache, a, 1, 0, &n, &error), KVC_BUSY, KVC_FIELD_DRAFTS);
   REFUSED(kvc_accept(cache, a, 4, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
