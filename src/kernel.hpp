@@ -61,7 +61,7 @@ struct attend_scratch {
   float* acc = nullptr;      ///< [states][dim_v]
   float* max = nullptr;      ///< [states]
   float* lanes = nullptr;    ///< [states][sum_lanes]
-  float* weights = nullptr;  ///< [states of one head][tile_keys]
+  float* weights = nullptr;  ///< [states][tile_keys]
   float* k_tile = nullptr;   ///< [dim_k][tile_keys]
   float* v_tile = nullptr;   ///< [tile_keys][dim_v]
   float* total = nullptr;    ///< [states][dim_v]

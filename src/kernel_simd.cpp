@@ -22,6 +22,7 @@
 
 #include "element.hpp"
 #include "exp2.hpp"
+#include "lookahead.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
@@ -36,13 +37,13 @@ constexpr int32_t this_target = KVC_TARGET_AVX2, lanes = 8, registers = 12;
 #else
 constexpr int32_t this_target = KVC_TARGET_NEON, lanes = 4, registers = 24;
 #endif
-constexpr int32_t max_rows = 6;  ///< rows of a register block
+constexpr int32_t max_rows = 6;                         ///< rows of a register block where there are many
+constexpr int32_t only_rows = registers >= 16 ? 8 : 6;  ///< where one block can hold all rows of an item
 constexpr int32_t key_vectors = tile_keys / lanes;
-/// Accumulator vectors per row of a block of R rows.
-template <int R>
-constexpr int32_t vectors_for = R == 1               ? 8
-                                : R * 4 <= registers ? 4
-                                                     : 2;
+/// Accumulator vectors per row of a block of `rows` rows.
+constexpr int32_t vectors_of(int64_t rows) {
+  return rows == 1 ? 8 : rows * 4 <= registers ? 4 : 2;
+}
 
 using tag_f = hn::FixedTag<float, lanes>;
 using vec_f = hn::Vec<tag_f>;
@@ -104,53 +105,114 @@ HWY_INLINE vec_f tanh_fixed(vec_f y) {
 
 struct key_view {
   const std::byte* keys[key_vectors];  ///< first channel of each vector of keys
-  const std::byte* next[key_vectors];  ///< the same of the tile that comes next, if `ahead`
+  int64_t head;                        ///< bytes from there to the head at work
   int64_t stride;                      ///< bytes from channel to channel
+  int64_t ahead;                       ///< bytes from a key to what is asked for with it, 0 = nothing
+  lookahead* far;                      ///< or whence the lines to ask for come, null = none
   int32_t type;
-  bool ahead;
 };
 struct value_view {
   const std::byte* rows[tile_keys];  ///< first channel of each present key
-  const std::byte* next[tile_keys];  ///< the same of the tile that comes next, if `ahead`
+  int64_t head;                      ///< bytes from there to the head at work
+  int64_t ahead;                     ///< bytes from a value to what is asked for with it, 0 = nothing
+  lookahead* far;                    ///< or whence the lines to ask for come, null = none
+  int32_t heads;                     ///< that are added alike, one after the other; their states lie dense
+  int64_t head_stride;               ///< bytes from one to the next
   int32_t type;
-  bool ahead;
 };
 
-/// Decode reads every byte once, so it waits for memory unless the next tile is asked for early. The second
-/// level is the target: two tiles do not fit the first beside each other.
-HWY_INLINE void fetch(const void* p) {
-  __builtin_prefetch(p, 0, 2);
+// Decode reads every byte once, and memory answers at full speed only if it is asked early and evenly: a
+// processor drops requests that come in bursts. So every inner loop asks for a line or two per row of
+// arithmetic, about as many as it reads. Two ways, by what the loops have time for:
+//   near  what the work comes to a fixed number of bytes later, straight into the first level. The least
+//         to keep in caches, but requests follow the order of the work: keys of all blocks of a tile side by
+//         side, then values block by block
+//   far   the whole next tile, block by block as it lies in memory, into the second level. Where arithmetic
+//         takes about as long as reading, requests early enough matter more than the first level
+enum class asking { nothing, near, far };
+constexpr int64_t line_bytes = 64;
+constexpr int64_t bytes_ahead = 8192;
+
+/// Asks for one line. Code around it stays in order.
+HWY_INLINE void fetch(const std::byte* at) {
+#if HWY_ARCH_X86
+  asm volatile("prefetcht0 %0" ::"m"(*at));
+#else
+  __builtin_prefetch(at, 0, 3);
+#endif
 }
 
-/// Rows of one head of an item in blocks of at most max_rows, as even as possible.
+template <int First, int Last, size_t N>
+HWY_INLINE void fetch_some(const std::byte* const (&ask)[N]) {
+  if constexpr (First < Last) {
+    fetch(ask[First]);
+    fetch_some<First + 1, Last>(ask);
+  }
+}
+
+/// Multiplies `factors` (one per row, `stride` apart) with NV vectors and adds to the rows' accumulators, and
+/// asks for P lines between the rows. Rows are a recursion, because compilers keep accumulators in memory
+/// when a loop that asks is not unrolled early.
+template <int P, int Row, int R, int NV, class D, class V, size_t N>
+HWY_INLINE void multiply_rows(D d, const float* HWY_RESTRICT factors, int32_t stride, const V (&value)[NV],
+                              V (&sum)[R][NV], const std::byte* const (&ask)[N]) {
+  if constexpr (Row < R) {
+    const auto x = hn::Set(d, factors[Row * stride]);
+    for (int i = 0; i < NV; ++i) sum[Row][i] = hn::MulAdd(x, value[i], sum[Row][i]);
+    constexpr int first = Row * P / R, last = (Row + 1) * P / R;
+    fetch_some<first, last>(ask);
+    multiply_rows<P, Row + 1>(d, factors, stride, value, sum, ask);
+  }
+}
+
+/// Rows of one head of an item in register blocks, as even as possible.
 struct row_blocks {
   int64_t rows, count;
   explicit row_blocks(const attend_item& item)
-      : rows(item.per_head()), count((rows + max_rows - 1) / max_rows) {}
+      : rows(item.per_head()), count(rows <= only_rows ? 1 : (rows + max_rows - 1) / max_rows) {}
   int64_t begin(int64_t i) const { return i * (rows / count) + std::min(i, rows % count); }
 };
 
 // ---- scores ----
 
-/// Scores of R rows against NV vectors of keys; q is [dim][R]. While it reads a channel it asks memory for
-/// the same channel of the tile that comes next, if there is one.
-template <class T, int R, int NV, bool Ahead>
+/// One channel of score_vectors: U channels share the lines of U vectors, channel `Turn` of them asks for
+/// every U-th, or for the next lines at `at`.
+template <class T, int R, int NV, int U, asking Ask, int Turn>
+HWY_INLINE void score_channels(const std::byte* const (&keys)[NV], int64_t stride, int64_t ahead,
+                               const std::byte* at, const float* HWY_RESTRICT q, vec_f (&sum)[R][NV]) {
+  if constexpr (Turn < U) {
+    const tag_f d;
+    vec_f key[NV];
+    for (int v = 0; v < NV; ++v) key[v] = load_as(d, reinterpret_cast<const T*>(keys[v] + Turn * stride));
+    constexpr int lines = Ask == asking::nothing ? 0 : NV / U;
+    const std::byte* ask[std::max(lines, 1)];
+    for (int i = 0; i < lines; ++i) {
+      ask[i] = Ask == asking::far ? at + (Turn * lines + i) * line_bytes
+                                  : keys[i * U + (U - Turn) % U] + Turn * stride + ahead;
+    }
+    multiply_rows<lines, 0>(d, q + Turn * R, 1, key, sum, ask);
+    score_channels<T, R, NV, U, Ask, Turn + 1>(keys, stride, ahead, at, q, sum);
+  }
+}
+
+/// Scores of R rows against NV vectors of keys; q is [dim][R].
+template <class T, int R, int NV, asking Ask>
 HWY_INLINE void score_vectors(const key_view& k, int32_t first, const float* HWY_RESTRICT q, int32_t dim,
                               float* HWY_RESTRICT w) {
   const tag_f d;
+  const std::byte* keys[NV];
+  for (int v = 0; v < NV; ++v) keys[v] = k.keys[first + v] + k.head;
   vec_f sum[R][NV];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < NV; ++v) sum[r][v] = hn::Zero(d);
   }
-  for (int32_t c = 0; c < dim; ++c) {
-    vec_f key[NV];
-    for (int v = 0; v < NV; ++v) {
-      key[v] = load_as(d, reinterpret_cast<const T*>(k.keys[first + v] + c * k.stride));
-      if constexpr (Ahead) fetch(k.next[first + v] + c * k.stride);
-    }
-    for (int r = 0; r < R; ++r) {
-      const auto x = hn::Set(d, q[c * R + r]);
-      for (int v = 0; v < NV; ++v) sum[r][v] = hn::MulAdd(x, key[v], sum[r][v]);
+  constexpr int step = Ask == asking::nothing ? 1 : std::min<int>(NV, line_bytes / (lanes * sizeof(T)));
+  for (int32_t c = 0; c < dim;) {
+    lookahead::share next{nullptr, 0, (dim - c) / step};
+    if constexpr (Ask == asking::far) next = k.far->take(NV, next.count);
+    for (const int32_t end = c + next.count * step; c < end; c += step, next.at += next.step) {
+      score_channels<T, R, NV, step, Ask, 0>(keys, k.stride, k.ahead, next.at, q + c * R, sum);
+      for (int v = 0; v < NV; ++v) keys[v] += step * k.stride;
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -160,32 +222,24 @@ HWY_INLINE void score_vectors(const key_view& k, int32_t first, const float* HWY
 
 template <class T, int R>
 HWY_NOINLINE void score_rows(const key_view& k, const float* q, int32_t dim, float* w) {
-  constexpr int32_t step = std::min(vectors_for<R>, key_vectors);
+  constexpr int32_t step = std::min(vectors_of(R), key_vectors);
   for (int32_t v = 0; v < key_vectors; v += step) {
-    if (k.ahead) {
-      score_vectors<T, R, step, true>(k, v, q, dim, w);
+    if (k.far != nullptr) {
+      score_vectors<T, R, step, asking::far>(k, v, q, dim, w);
+    } else if (k.ahead != 0) {
+      score_vectors<T, R, step, asking::near>(k, v, q, dim, w);
     } else {
-      score_vectors<T, R, step, false>(k, v, q, dim, w);
+      score_vectors<T, R, step, asking::nothing>(k, v, q, dim, w);
     }
   }
 }
 
-template <class T>
+template <class T, int R = 1>
 void score_block(int64_t rows, const key_view& k, const float* q, int32_t dim, float* w) {
-  switch (rows) {
-    case 1:
-      return score_rows<T, 1>(k, q, dim, w);
-    case 2:
-      return score_rows<T, 2>(k, q, dim, w);
-    case 3:
-      return score_rows<T, 3>(k, q, dim, w);
-    case 4:
-      return score_rows<T, 4>(k, q, dim, w);
-    case 5:
-      return score_rows<T, 5>(k, q, dim, w);
-    default:
-      return score_rows<T, 6>(k, q, dim, w);
+  if constexpr (R < only_rows) {
+    if (rows > R) return score_block<T, R + 1>(rows, k, q, dim, w);
   }
+  score_rows<T, R>(k, q, dim, w);
 }
 
 void score_any(int64_t rows, const key_view& k, const float* q, int32_t dim, float* w) {
@@ -196,43 +250,38 @@ void score_any(int64_t rows, const key_view& k, const float* q, int32_t dim, flo
 
 // ---- weights ----
 
-/// Caps and masks a row's scores in place; returns their maximum and `top`.
-HWY_INLINE float mask_scores(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, float top) {
+/// A vector of scores, capped and masked.
+HWY_INLINE vec_f admit(vec_f s, int32_t v, uint64_t seen, float cap_log2) {
   const tag_f d;
-  auto highest = hn::Set(d, top);
-  const auto hidden = hn::Set(d, -HUGE_VALF);
-  for (int32_t v = 0; v < key_vectors; ++v) {
-    auto s = hn::LoadU(d, w + v * lanes);
-    if (cap_log2 != 0) s = hn::Mul(hn::Set(d, cap_log2), tanh_fixed(s));
-    if (seen != ~uint64_t{0}) {
-      const uint64_t bits = seen >> (v * lanes);
-      uint8_t raw[8];
-      std::memcpy(raw, &bits, sizeof raw);
-      s = hn::IfThenElse(hn::LoadMaskBits(d, raw), s, hidden);
-    }
-    hn::StoreU(s, d, w + v * lanes);
-    highest = hn::Max(highest, s);
-  }
-  return hn::GetLane(hn::MaxOfLanes(d, highest));
+  if (cap_log2 != 0) s = hn::Mul(hn::Set(d, cap_log2), tanh_fixed(s));
+  if (seen == ~uint64_t{0}) return s;
+  const uint64_t bits = seen >> (v * lanes);
+  uint8_t raw[8];
+  std::memcpy(raw, &bits, sizeof raw);
+  return hn::IfThenElse(hn::LoadMaskBits(d, raw), s, hn::Set(d, -HUGE_VALF));
 }
 
 /// Scores to weights: new maximum, weights, lane sums, rescaled accumulators.
 HWY_INLINE void soften(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, float& max,
                        float* HWY_RESTRICT sums, float* HWY_RESTRICT acc, int32_t dim_v) {
   const tag_f d;
-  const float top = mask_scores(w, seen, cap_log2, max);
+  vec_f s[key_vectors];
+  auto highest = hn::Set(d, max);
+  for (int32_t v = 0; v < key_vectors; ++v) {
+    s[v] = admit(hn::LoadU(d, w + v * lanes), v, seen, cap_log2);
+    highest = hn::Max(highest, s[v]);
+  }
+  const float top = hn::GetLane(hn::MaxOfLanes(d, highest));
+  const auto base = hn::Set(d, top);
+  for (int32_t v = 0; v < key_vectors; ++v) {
+    s[v] = exp2_weight(hn::Sub(s[v], base));
+    hn::StoreU(s[v], d, w + v * lanes);
+  }
   const float shrink = top == max ? 1.0f : detail::exp2_weight(max - top);
   max = top;
-  const auto base = hn::Set(d, top);
   constexpr int32_t per = sum_lanes / lanes;
   for (int32_t i = 0; i < per; ++i) {
-    vec_f p[4];
-    for (int32_t k = 0; k < 4; ++k) {
-      float* at = w + (k * per + i) * lanes;
-      p[k] = exp2_weight(hn::Sub(hn::LoadU(d, at), base));
-      hn::StoreU(p[k], d, at);
-    }
-    const auto sum = hn::Add(hn::Add(p[0], p[1]), hn::Add(p[2], p[3]));
+    const auto sum = hn::Add(hn::Add(s[i], s[per + i]), hn::Add(s[2 * per + i], s[3 * per + i]));
     const auto before = hn::LoadU(d, sums + i * lanes);
     hn::StoreU(hn::MulAdd(before, hn::Set(d, shrink), sum), d, sums + i * lanes);
   }
@@ -246,10 +295,12 @@ HWY_INLINE void soften(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, flo
 // ---- values ----
 
 /// Adds the weighted values of the keys in `seen`, ascending, to NV vectors of R accumulator rows.
-template <class T, int R, int NV, bool Ahead, class D>
+template <class T, int R, int NV, asking Ask, class D>
 HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t seen,
                             const float* HWY_RESTRICT w, float* HWY_RESTRICT acc, int32_t dim) {
   constexpr int32_t n = static_cast<int32_t>(hn::MaxLanes(D()));
+  constexpr int lines = Ask == asking::nothing ? 0 : std::max<int>(1, NV * n * sizeof(T) / line_bytes);
+  const int64_t offset = v.head + channel * int64_t{sizeof(T)};
   hn::Vec<D> sum[R][NV];
   for (int r = 0; r < R; ++r) {
     for (int i = 0; i < NV; ++i) sum[r][i] = hn::LoadU(d, acc + r * dim + i * n);
@@ -257,17 +308,18 @@ HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t 
   while (seen != 0) {
     const int32_t first = std::countr_zero(seen);
     const int32_t last = first + std::countr_one(seen >> first);
-    for (int32_t j = first; j < last; ++j) {
-      const T* row = reinterpret_cast<const T*>(v.rows[j]) + channel;
-      hn::Vec<D> value[NV];
-      for (int i = 0; i < NV; ++i) value[i] = load_as(d, row + i * n);
-      if constexpr (Ahead) {
-        const T* next = reinterpret_cast<const T*>(v.next[j]) + channel;
-        for (int i = 0; i < NV; i += std::max(1, 64 / int(n * sizeof(T)))) fetch(next + i * n);
-      }
-      for (int r = 0; r < R; ++r) {
-        const auto x = hn::Set(d, w[r * tile_keys + j]);
-        for (int i = 0; i < NV; ++i) sum[r][i] = hn::MulAdd(x, value[i], sum[r][i]);
+    for (int32_t j = first; j < last;) {
+      lookahead::share next{nullptr, 0, last - j};
+      if constexpr (Ask == asking::far) next = v.far->take(lines, last - j);
+      for (const int32_t end = j + next.count; j < end; ++j, next.at += next.step) {
+        const std::byte* row = v.rows[j] + offset;
+        hn::Vec<D> value[NV];
+        for (int i = 0; i < NV; ++i) value[i] = load_as(d, reinterpret_cast<const T*>(row) + i * n);
+        const std::byte* ask[std::max(lines, 1)];
+        for (int i = 0; i < lines; ++i) {
+          ask[i] = (Ask == asking::far ? next.at : row + v.ahead) + i * line_bytes;
+        }
+        multiply_rows<lines, 0>(d, w + j, tile_keys, value, sum, ask);
       }
     }
     seen = last == tile_keys ? 0 : seen & (~uint64_t{0} << last);
@@ -277,48 +329,50 @@ HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t 
   }
 }
 
-template <class T, int R, bool Ahead>
+template <class T, int R, asking Ask>
 HWY_INLINE void add_channels(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
   const tag_f d;
-  constexpr int32_t wide = vectors_for<R>;
+  constexpr int32_t wide = vectors_of(R);
   int32_t c = 0;
   for (; c + wide * lanes <= dim; c += wide * lanes) {
-    add_vectors<T, R, wide, Ahead>(d, v, c, seen, w, acc + c, dim);
+    add_vectors<T, R, wide, Ask>(d, v, c, seen, w, acc + c, dim);
   }
   if constexpr (wide > 4) {
-    for (; c + 4 * lanes <= dim; c += 4 * lanes) add_vectors<T, R, 4, Ahead>(d, v, c, seen, w, acc + c, dim);
+    for (; c + 4 * lanes <= dim; c += 4 * lanes) add_vectors<T, R, 4, Ask>(d, v, c, seen, w, acc + c, dim);
   }
+  // What is left of a head dim that is no multiple of the widths above.
   if constexpr (wide > 2) {
-    for (; c + 2 * lanes <= dim; c += 2 * lanes) add_vectors<T, R, 2, Ahead>(d, v, c, seen, w, acc + c, dim);
+    for (; c + 2 * lanes <= dim; c += 2 * lanes)
+      add_vectors<T, R, 2, asking::nothing>(d, v, c, seen, w, acc + c, dim);
   }
-  for (; c + lanes <= dim; c += lanes) add_vectors<T, R, 1, Ahead>(d, v, c, seen, w, acc + c, dim);
+  for (; c + lanes <= dim; c += lanes) add_vectors<T, R, 1, asking::nothing>(d, v, c, seen, w, acc + c, dim);
   if constexpr (lanes > 8) {
-    if (c < dim) add_vectors<T, R, 1, false>(tag_8(), v, c, seen, w, acc + c, dim);
+    if (c < dim) add_vectors<T, R, 1, asking::nothing>(tag_8(), v, c, seen, w, acc + c, dim);
   }
 }
 
 template <class T, int R>
-HWY_NOINLINE void add_rows(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
-  if (v.ahead) return add_channels<T, R, true>(v, seen, w, acc, dim);
-  add_channels<T, R, false>(v, seen, w, acc, dim);
+HWY_NOINLINE void add_rows(value_view v, uint64_t seen, const float* w, float* acc, int32_t dim) {
+  for (int32_t h = 0; h < v.heads; ++h) {
+    if (v.far != nullptr) {
+      add_channels<T, R, asking::far>(v, seen, w, acc, dim);
+    } else if (v.ahead != 0) {
+      add_channels<T, R, asking::near>(v, seen, w, acc, dim);
+    } else {
+      add_channels<T, R, asking::nothing>(v, seen, w, acc, dim);
+    }
+    v.head += v.head_stride;
+    w += R * tile_keys;
+    acc += R * int64_t{dim};
+  }
 }
 
-template <class T>
+template <class T, int R = 1>
 void add_block(int64_t rows, const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
-  switch (rows) {
-    case 1:
-      return add_rows<T, 1>(v, seen, w, acc, dim);
-    case 2:
-      return add_rows<T, 2>(v, seen, w, acc, dim);
-    case 3:
-      return add_rows<T, 3>(v, seen, w, acc, dim);
-    case 4:
-      return add_rows<T, 4>(v, seen, w, acc, dim);
-    case 5:
-      return add_rows<T, 5>(v, seen, w, acc, dim);
-    default:
-      return add_rows<T, 6>(v, seen, w, acc, dim);
+  if constexpr (R < only_rows) {
+    if (rows > R) return add_block<T, R + 1>(rows, v, seen, w, acc, dim);
   }
+  add_rows<T, R>(v, seen, w, acc, dim);
 }
 
 void add_any(int64_t rows, const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
@@ -376,7 +430,7 @@ void pack_key_rows(const eight_keys& k, int32_t dim, float* HWY_RESTRICT to) {
   constexpr int32_t line = 64 / int32_t{sizeof(T)};
   for (int32_t c = 0; c < dim; c += 8) {
     if (k.next[0] != nullptr && c % line == 0) {
-      for (int i = 0; i < 8; ++i) fetch(reinterpret_cast<const T*>(k.next[i]) + c);
+      for (int i = 0; i < 8; ++i) fetch(k.next[i] + c * int64_t{sizeof(T)});
     }
     hn::Vec<tag_8> rows[8];
     for (int i = 0; i < 8; ++i) rows[i] = load_as(d, reinterpret_cast<const T*>(k.at[i]) + c);
@@ -480,46 +534,31 @@ bool values_direct(const attend_item& item, const tile& t, int64_t blocks) {
 }
 
 /// Where vectors of keys lie; absent ones repeat a present one, whose scores are masked.
-void point_at_keys(const attend_item& item, const tile& t, const std::byte** to) {
+void point_at_keys(const attend_item& item, const tile& t, key_view& k) {
   const int64_t step = item.kv->k.token_stride;
   const std::byte* some = nullptr;
   for (int32_t v = 0; v < key_vectors; ++v) {
     const int32_t run = v * lanes / t.run_keys;
     const bool there = run < t.runs && t.k[run] != nullptr;
-    to[v] = there ? t.k[run] + v * lanes % t.run_keys * step : nullptr;
-    some = there ? to[v] : some;
+    k.keys[v] = there ? t.k[run] + v * lanes % t.run_keys * step : nullptr;
+    some = there ? k.keys[v] : some;
   }
-  for (int32_t v = 0; v < key_vectors; ++v) to[v] = to[v] == nullptr ? some : to[v];
+  for (auto& key : k.keys) key = key == nullptr ? some : key;
+  k.stride = item.kv->k.dim_stride;
+  k.type = item.kv->k.type;
 }
 
 /// Where values lie; absent runs repeat a present one, whose keys are not visited.
-void point_at_values(const attend_item& item, const tile& t, const std::byte** to) {
+void point_at_values(const attend_item& item, const tile& t, value_view& v) {
   const int64_t step = v_plane(*item.kv).token_stride;
   const std::byte* some = nullptr;
   for (int32_t r = 0; r < t.runs; ++r) some = t.v[r] != nullptr ? t.v[r] : some;
   for (int32_t j = 0; j < tile_keys; j += t.run_keys) {
     const int32_t run = j / t.run_keys;
     const std::byte* at = run < t.runs && t.v[run] != nullptr ? t.v[run] : some;
-    for (int32_t i = 0; i < t.run_keys; ++i) to[j + i] = at + i * step;
+    for (int32_t i = 0; i < t.run_keys; ++i) v.rows[j + i] = at + i * step;
   }
-}
-
-void view_keys(const attend_item& item, const tile& t, const tile* next, int64_t blocks, float* scratch,
-               key_view& k) {
-  const kvc_plane& plane = item.kv->k;
-  if (!keys_direct(item, t, blocks)) {
-    pack_keys(item, t, blocks <= 2 ? next : nullptr, scratch);
-    for (int32_t v = 0; v < key_vectors; ++v) k.keys[v] = bytes_of(scratch + v * lanes);
-    k.stride = tile_keys * int64_t{sizeof(float)};
-    k.type = KVC_F32;
-    k.ahead = false;
-    return;
-  }
-  point_at_keys(item, t, k.keys);
-  k.ahead = next != nullptr && next->present != 0 && keys_direct(item, *next, blocks);
-  if (k.ahead) point_at_keys(item, *next, k.next);
-  k.stride = plane.dim_stride;
-  k.type = plane.type;
+  v.type = v_plane(*item.kv).type;
 }
 
 void pack_values(const attend_item& item, const tile& t, float* scratch, value_view& v) {
@@ -537,20 +576,6 @@ void pack_values(const attend_item& item, const tile& t, float* scratch, value_v
       pack_value<bf16>(from, plane.dim_stride, item.kv->dim_v, to);
     }
   }
-}
-
-void view_values(const attend_item& item, const tile& t, const tile* next, int64_t blocks, float* scratch,
-                 value_view& v) {
-  if (!values_direct(item, t, blocks)) {
-    pack_values(item, t, scratch, v);
-    v.type = KVC_F32;
-    v.ahead = false;
-    return;
-  }
-  point_at_values(item, t, v.rows);
-  v.ahead = next != nullptr && next->present != 0 && values_direct(item, *next, blocks);
-  if (v.ahead) point_at_values(item, *next, v.next);
-  v.type = v_plane(*item.kv).type;
 }
 
 // ---- the kernel ----
@@ -573,13 +598,16 @@ void prepare(const attend_item& item, const attend_scratch& s) {
 }
 
 /// Keys that all rows of the block see or none does may be added together; between the first and the last
-/// key they disagree on, each row goes on alone, so every row keeps its ascending order.
+/// key they disagree on, each row goes on alone, so every row keeps its ascending order. Only keys `within`
+/// are added.
 void add_values(const attend_item& item, const attend_scratch& s, const value_view& v, int64_t first,
-                int64_t n) {
+                int64_t n, uint64_t within) {
   const int32_t dim = item.kv->dim_v;
-  const uint64_t lead = s.seen[first / item.group];
+  const uint64_t lead = s.seen[first / item.group] & within;
   uint64_t differ = 0;
-  for (int64_t r = first; r < first + n; ++r) differ |= s.seen[r / item.group] ^ lead;
+  for (int64_t r = item.rows == 1 ? n : 0; r < n; ++r) {
+    differ |= (s.seen[(first + r) / item.group] & within) ^ lead;
+  }
   const float* w = s.weights + first * tile_keys;
   float* acc = s.acc + first * dim;
   if (differ == 0) return add_any(n, v, lead, w, acc, dim);
@@ -588,72 +616,217 @@ void add_values(const attend_item& item, const attend_scratch& s, const value_vi
   const uint64_t after = upto == tile_keys ? 0 : ~uint64_t{0} << upto;
   add_any(n, v, lead & before, w, acc, dim);
   for (int64_t r = 0; r < n; ++r) {
-    const uint64_t own = s.seen[(first + r) / item.group] & ~before & ~after;
+    const uint64_t own = s.seen[(first + r) / item.group] & within & ~before & ~after;
     add_any(1, v, own, w + r * tile_keys, acc + r * dim, dim);
   }
   add_any(n, v, lead & after, w, acc, dim);
 }
 
-/// Scores and weights of one row block.
-void weigh(const attend_item& item, const attend_scratch& s, const key_view& k, int64_t first, int64_t last) {
-  const int32_t dim_k = item.kv->dim_k, dim_v = item.kv->dim_v;
-  uint64_t any = 0;
-  for (int64_t r = first; r < last; ++r) any |= s.seen[r / item.group];
-  if (any == 0) return;
-  score_any(last - first, k, s.q + first * dim_k, dim_k, s.weights + first * tile_keys);
-  for (int64_t r = first; r < last; ++r) {
-    const uint64_t seen = s.seen[r / item.group];
-    if (seen == 0) continue;
-    soften(s.weights + r * tile_keys, seen, item.cap_log2, s.max[r], s.lanes + r * sum_lanes,
-           s.acc + r * dim_v, dim_v);
-  }
-}
-
-/// The scratch of one head of the item; weights, tiles and `seen` are shared.
+/// The scratch of one head of the item; tiles and `seen` are shared.
 attend_scratch head_scratch(const attend_item& item, attend_scratch s, int64_t head) {
   const int64_t first = head * item.per_head();
   s.q += first * item.kv->dim_k;
   s.acc += first * item.kv->dim_v;
   s.max += first;
   s.lanes += first * sum_lanes;
+  s.weights += first * tile_keys;
   return s;
 }
 
-/// One tile of one head.
-void visit(const attend_item& item, const attend_scratch& s, const tile& t, const tile* next) {
-  const row_blocks blocks(item);
-  key_view k;
-  value_view v;
-  view_keys(item, t, next, blocks.count, s.k_tile, k);
-  view_values(item, t, next, blocks.count, s.v_tile, v);
-  for (int64_t b = 0; b < blocks.count; ++b) {
-    weigh(item, s, k, blocks.begin(b), blocks.begin(b + 1));
-    k.ahead = false;
-  }
-  for (int64_t b = 0; b < blocks.count; ++b) {
-    const int64_t first = blocks.begin(b);
-    add_values(item, s, v, first, blocks.begin(b + 1) - first);
-    v.ahead = false;
+/// A tile at work and the one that comes next, for all heads of an item.
+struct tile_work {
+  const attend_item& item;
+  const attend_scratch& scratch;
+  const row_blocks& blocks;
+  const tile& now;
+  const tile* next;  ///< null: nothing to ask for
+  lookahead* far;    ///< its lines, null: ask for what is near
+};
+
+/// What to ask for: nothing where so many rows share a tile that memory does not matter, the whole next tile
+/// where arithmetic takes about as long as reading or blocks are short.
+asking asking_for(const attend_item& item, const row_blocks& blocks) {
+  if (blocks.count > 2) return asking::nothing;
+  const kvc_plane& k = item.kv->k;
+  if (item.kv->block < 16) return asking::far;
+  if (k.token_stride != element_size(k.type)) return asking::near;
+  const bool slow = blocks.rows >= 2 * element_size(k.type) || (blocks.rows >= 4 && item.kv->block >= 32);
+  return slow ? asking::far : asking::near;
+}
+
+/// Keys of one head in scratch. While it packs, it asks for the head after.
+void pack_key_view(const tile_work& t, int32_t head, key_view& k) {
+  const attend_item& item = t.item;
+  const bool last = head + 1 == item.heads;
+  tile own = t.now, next{};
+  if (head != 0) resolve_tile(item, item.head + head, t.now.first / tile_keys, own);
+  if (t.next != nullptr && last) next = *t.next;
+  if (t.next != nullptr && !last) resolve_tile(item, item.head + head + 1, t.now.first / tile_keys, next);
+  pack_keys(item, own, t.next != nullptr && t.far == nullptr ? &next : nullptr, t.scratch.k_tile);
+  k.far = t.far;
+  for (int32_t v = 0; v < key_vectors; ++v) k.keys[v] = bytes_of(t.scratch.k_tile + v * lanes);
+  k.stride = tile_keys * int64_t{sizeof(float)};
+  k.type = KVC_F32;
+}
+
+/// Values of one head in scratch.
+void pack_value_view(const tile_work& t, int32_t head, value_view& v) {
+  tile own = t.now;
+  if (head != 0) resolve_tile(t.item, t.item.head + head, t.now.first / tile_keys, own);
+  pack_values(t.item, own, t.scratch.v_tile, v);
+  v.type = KVC_F32;
+  v.heads = 1;
+}
+
+/// Scores of all heads.
+void score_heads(const tile_work& t) {
+  const attend_item& item = t.item;
+  const bool direct = keys_direct(item, t.now, t.blocks.count);
+  key_view k{};
+  if (direct) point_at_keys(item, t.now, k);
+  for (int32_t h = 0; h < item.heads; ++h) {
+    const attend_scratch s = head_scratch(item, t.scratch, h);
+    if (direct) {
+      k.head = h * item.kv->k.head_stride;
+      k.far = t.far;
+      k.ahead = t.next != nullptr ? bytes_ahead / tile_keys * t.now.run_keys : 0;
+    } else {
+      pack_key_view(t, h, k);
+    }
+    for (int64_t b = 0; b < t.blocks.count; ++b, k.ahead = 0, k.far = nullptr) {
+      const int64_t first = t.blocks.begin(b), n = t.blocks.begin(b + 1) - first;
+      uint64_t any = item.rows == 1 ? 1 : 0;
+      for (int64_t r = first; any == 0 && r < first + n; ++r) any |= s.seen[r / item.group];
+      if (any == 0) continue;
+      score_any(n, k, s.q + first * item.kv->dim_k, item.kv->dim_k, s.weights + first * tile_keys);
+    }
   }
 }
 
-/// Tile by tile, in each the heads as they lie in memory: tile, next head ... next tile.
+/// Scores to weights, all heads.
+void soften_heads(const tile_work& t) {
+  const int32_t dim = t.item.kv->dim_v;
+  const attend_scratch& s = t.scratch;
+  int64_t i = 0;
+  for (int32_t h = 0; h < t.item.heads; ++h) {
+    for (int32_t row = 0; row < t.item.rows; ++row) {
+      const uint64_t seen = s.seen[row];
+      if (seen == 0) {
+        i += t.item.group;
+        continue;
+      }
+      for (int32_t g = 0; g < t.item.group; ++g, ++i) {
+        soften(s.weights + i * tile_keys, seen, t.item.cap_log2, s.max[i], s.lanes + i * sum_lanes,
+               s.acc + i * dim, dim);
+      }
+    }
+  }
+}
+
+void add_head(const tile_work& t, int32_t head, value_view& v, uint64_t within) {
+  const attend_scratch s = head_scratch(t.item, t.scratch, head);
+  for (int64_t b = 0; b < t.blocks.count; ++b, v.ahead = 0, v.far = nullptr) {
+    const int64_t first = t.blocks.begin(b);
+    add_values(t.item, s, v, first, t.blocks.begin(b + 1) - first, within);
+  }
+}
+
+/// Bits of the keys [first, first + n) of a tile.
+uint64_t key_bits(int32_t first, int32_t n) {
+  return n == tile_keys ? ~uint64_t{0} : ((uint64_t{1} << n) - 1) << first;
+}
+
+/// Heads [first, last), keys `within`, asking `ahead` bytes further on.
+void add_some_heads(const tile_work& t, value_view& v, int32_t first, int32_t last, uint64_t within,
+                    int64_t ahead) {
+  const bool alike = t.blocks.count == 1 && t.item.rows == 1;
+  v.heads = alike ? last - first : 1;
+  for (int32_t h = first; h < last; h += v.heads) {
+    v.head = h * v.head_stride;
+    v.ahead = ahead;
+    v.far = t.far;
+    add_head(t, h, v, within);
+  }
+}
+
+/// The last values of a tile ask for the first keys of the next one, `keys` of them for one block's.
+void add_and_turn(const tile_work& t, value_view& v, int32_t head, int32_t first, int32_t keys, int32_t run) {
+  const tile& next = *t.next;
+  const bool there = run < next.runs && next.k[run] != nullptr;
+  const std::byte* from = v.rows[first] + head * v.head_stride;
+  add_some_heads(t, v, head, head + 1, key_bits(first, keys), there ? next.k[run] - from : 0);
+}
+
+/// Values of all heads, block after block as they lie in memory.
+void add_by_block(const tile_work& t, value_view& v, int32_t far) {
+  const int32_t keys = t.now.run_keys, heads = t.item.heads, near = heads - far;
+  for (int32_t r = 0; r < t.now.runs; ++r) {
+    const uint64_t within = key_bits(r * keys, keys);
+    add_some_heads(t, v, 0, near, within, far * v.head_stride);
+    if (r + 1 < t.now.runs) {
+      const int64_t ahead = v.rows[(r + 1) * keys] - v.rows[r * keys] - near * v.head_stride;
+      add_some_heads(t, v, near, heads, within, ahead);
+      continue;
+    }
+    const auto streams = static_cast<uint32_t>(std::clamp(t.next->runs / far, 1, keys / 4));
+    const auto parts = static_cast<int32_t>(std::bit_floor(streams)), each = keys / parts;
+    for (int32_t i = 0; i < far * parts; ++i) {
+      add_and_turn(t, v, near + i / parts, r * keys + i % parts * each, each, i);
+    }
+  }
+}
+
+/// Values of all heads, head after head: where a head's values in the tile are few, going through blocks
+/// again and again costs more than it saves.
+void add_by_head(const tile_work& t, value_view& v) {
+  const int32_t keys = t.now.run_keys, last = t.item.heads - 1;
+  add_some_heads(t, v, 0, last, ~uint64_t{0}, v.head_stride);
+  for (int32_t r = 0; r < t.now.runs; ++r) add_and_turn(t, v, last, r * keys, keys, r);
+}
+
+/// Weighted values of all heads.
+void add_heads(const tile_work& t) {
+  const attend_item& item = t.item;
+  const kvc_plane& plane = v_plane(*item.kv);
+  const bool direct = values_direct(item, t.now, t.blocks.count);
+  value_view v{};
+  v.head_stride = plane.head_stride;
+  if (direct) point_at_values(item, t.now, v);
+  if (direct && t.far == nullptr && t.next != nullptr && t.now.run_keys >= 16) {
+    const int64_t cell = int64_t{t.now.run_keys} * item.kv->dim_v * element_size(plane.type);
+    if (cell * t.now.runs <= bytes_ahead) return add_by_head(t, v);
+    return add_by_block(t, v, static_cast<int32_t>(std::clamp<int64_t>(bytes_ahead / cell, 1, item.heads)));
+  }
+  if (direct) return add_some_heads(t, v, 0, item.heads, ~uint64_t{0}, 0);
+  for (int32_t h = 0; h < item.heads; ++h) {
+    pack_value_view(t, h, v);
+    v.head_stride = 0;
+    add_head(t, h, v, ~uint64_t{0});
+  }
+}
+
+/// Tile by tile; in each the scores of all heads, then all values.
 void split(const attend_item& item, const attend_scratch& s, tile_range range) {
   clear_states(s.acc, s.max, s.lanes, item.states(), item.kv->dim_v);
   // The tile after the last one is most likely the first of the next split: worth asking for.
   const int64_t tiles = (int64_t{item.kv_len} + tile_keys - 1) / tile_keys;
+  const row_blocks blocks(item);
+  const asking ask = asking_for(item, blocks);
+  lookahead far;
   tile two[2];
-  int now = 0;
-  resolve_tile(item, item.head, range.first, two[now]);
+  resolve_tile(item, item.head, range.first, two[0]);
   for (int64_t index = range.first; index < range.last; ++index) {
-    const bool any = seen_keys(item, two[now], s.seen) != 0;
-    for (int32_t h = any ? 0 : item.heads - 1; h < item.heads; ++h) {
-      const bool last = h + 1 == item.heads;
-      const bool more = !last || index + 1 < tiles;
-      if (more) resolve_tile(item, last ? item.head : item.head + h + 1, index + last, two[1 - now]);
-      if (any) visit(item, head_scratch(item, s, h), two[now], more ? &two[1 - now] : nullptr);
-      now = 1 - now;
-    }
+    const tile& now = two[(index - range.first) % 2];
+    tile& next = two[(index - range.first + 1) % 2];
+    const bool more = index + 1 < tiles && ask != asking::nothing;
+    if (index + 1 < tiles) resolve_tile(item, item.head, index + 1, next);
+    if (seen_keys(item, now, s.seen) == 0) continue;
+    const bool whole = more && ask == asking::far && next.present != 0;
+    if (whole) far.aim(item, next);
+    const tile_work work{item, s, blocks, now, more ? &next : nullptr, whole ? &far : nullptr};
+    score_heads(work);
+    soften_heads(work);
+    add_heads(work);
   }
 }
 

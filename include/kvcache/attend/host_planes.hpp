@@ -4,13 +4,17 @@
 //
 //   region  | layer 0 | layer 1 | ...
 //   layer   | block 0 | block 1 | ...
-//   block   | head 0: K cell | V cell | head 1: K cell | V cell | ...
+//   block   | K cell of head 0 | of head 1 | ... | V cell of head 0 | of head 1 | ...
 //   K cell  [dim][slot]   keys transposed inside a block (the default), or
 //           [slot][dim]   row-major
 //   V cell  [slot][dim]
 //
 // A block of a layer is one run of bytes: what attention reads of a shuffled table is as long as it can be
 // (docs/decisions/0002).
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -39,6 +43,9 @@ struct host_planes_config {
   /// Memory to use instead of allocating: at least host_planes::size_of(config) bytes, aligned to 64. The
   /// caller keeps it alive.
   void* memory = nullptr;
+  /// Asks the system for large pages where memory is allocated here (Linux, transparent huge pages): decode
+  /// reads shuffled blocks up to a third faster. The region is then taken 2 MiB at a time.
+  bool large_pages = true;
   /// Cross-layer sharing: entry i is the model layer whose planes layer i reads (itself: its own). Empty =
   /// one layer per stored layer.
   std::span<const int32_t> layer_owner{};
@@ -79,6 +86,7 @@ class host_planes {
 
  private:
   static constexpr size_t alignment = 64;
+  static constexpr size_t large_page = size_t{2} << 20;
 
   void swap(host_planes& o) noexcept {
     std::swap(owned_, o.owned_);
@@ -87,6 +95,7 @@ class host_planes {
     std::swap(layers_, o.layers_);
   }
   status place(const host_planes_config& config) noexcept;
+  void* allocate(size_t size, bool large_pages) noexcept;
   void describe(const host_planes_config& config) noexcept;
 
   void* owned_ = nullptr;  // as calloc gave it
@@ -97,15 +106,15 @@ class host_planes {
 
 namespace detail {
 
-/// A plane of cells [slot][dim], or [dim][slot] when transposed; `head_stride` bytes from head to head.
+/// A plane of cells [slot][dim], or [dim][slot] when transposed, `block_stride` bytes from block to block.
 constexpr kvc_plane plane_of_cells(void* data, const group_shape& s, int32_t block, int32_t dim,
-                                   bool transposed, int64_t head_stride) noexcept {
+                                   bool transposed, int64_t block_stride) noexcept {
   const int64_t element = element_bytes(s.type);
   kvc_plane p{};
   p.data = data;
   p.type = static_cast<int16_t>(s.type);
-  p.head_stride = head_stride;
-  p.block_stride = head_stride * s.kv_heads;
+  p.head_stride = element * block * dim;
+  p.block_stride = block_stride;
   p.token_stride = transposed ? element : element * dim;
   p.dim_stride = transposed ? element * block : element;
   return p;
@@ -148,15 +157,32 @@ inline status host_planes::place(const host_planes_config& config) noexcept {
   if (!layers_.create(layers)) return {errc::out_of_memory, "layers", config.shape.layers};
   void* start = config.memory;
   if (start == nullptr) {
-    owned_ = std::calloc(static_cast<size_t>(size_.count) + alignment, 1);
-    if (owned_ == nullptr) return {errc::out_of_memory, "blocks", config.blocks};
-    const auto address = reinterpret_cast<uintptr_t>(owned_);
-    start = static_cast<std::byte*>(owned_) + (alignment - address % alignment) % alignment;
+    start = allocate(static_cast<size_t>(size_.count), config.large_pages);
+    if (start == nullptr) return {errc::out_of_memory, "blocks", config.blocks};
   } else if (reinterpret_cast<uintptr_t>(start) % alignment != 0) {
     return {errc::bad_argument, "memory", static_cast<int64_t>(reinterpret_cast<uintptr_t>(start))};
   }
   data_ = static_cast<std::byte*>(start);
   return {};
+}
+
+/// Zeroed memory that is not touched yet, so that the system may still choose the size of its pages.
+inline void* host_planes::allocate(size_t size, bool large_pages) noexcept {
+#if defined(__linux__)
+  const bool large = large_pages && size >= 2 * large_page;
+#else
+  const bool large = false;
+  static_cast<void>(large_pages);
+#endif
+  const size_t align = large ? large_page : alignment;
+  owned_ = std::calloc(size + align, 1);
+  if (owned_ == nullptr) return nullptr;
+  const auto address = reinterpret_cast<uintptr_t>(owned_);
+  void* start = static_cast<std::byte*>(owned_) + (align - address % align) % align;
+#if defined(__linux__)
+  if (large) static_cast<void>(::madvise(start, size / large_page * large_page, MADV_HUGEPAGE));
+#endif
+  return start;
 }
 
 inline void host_planes::describe(const host_planes_config& config) noexcept {
@@ -180,9 +206,10 @@ inline void host_planes::describe(const host_planes_config& config) noexcept {
     const int64_t slot = element_bytes(s.type) * int64_t{kv.block};
     const int64_t k_cell = slot * kv.dim_k, v_cell = s.v_aliases_k ? 0 : slot * kv.dim_v;
     const bool transposed = config.order == k_order::transposed;
-    kv.k = detail::plane_of_cells(at, s, kv.block, kv.dim_k, transposed, k_cell + v_cell);
+    const int64_t block = (k_cell + v_cell) * kv.kv_heads;
+    kv.k = detail::plane_of_cells(at, s, kv.block, kv.dim_k, transposed, block);
     if (v_cell != 0) {
-      kv.v = detail::plane_of_cells(at + k_cell, s, kv.block, kv.dim_v, false, k_cell + v_cell);
+      kv.v = detail::plane_of_cells(at + k_cell * kv.kv_heads, s, kv.block, kv.dim_v, false, block);
     }
     at += kv.k.block_stride * kv.blocks;
     kv.layout = kvc_layout(&kv);
