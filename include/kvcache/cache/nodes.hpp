@@ -128,6 +128,7 @@ int32_t nodes<A, E, X>::match(const scope_ids& s, std::span<const token_id> toke
 template <block_allocator A, eviction_policy E, prefix_index X>
 int32_t nodes<A, E, X>::list_blocks(std::span<const node_id> path, int32_t g,
                                     std::span<block_id> out) const noexcept {
+  if (path.empty()) return 0;  // without an index there are no block lists to point into
   const auto step = per_node();
   const auto each = static_cast<size_t>(geo_.group[g].per_unit);
   const block_id* from = blocks_.data() + geo_.group[g].unit_offset;
