@@ -22,8 +22,8 @@
 
 namespace bench {
 
-/// Seconds: of this thread's own work where one thread is measured (what others do on its core does not count),
-/// of the wall clock where several are.
+/// Seconds: of this thread's own work where one thread is measured (what others do on its core does not
+/// count), of the wall clock where several are.
 inline double seconds_now(int threads) {
   if (threads > 1) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -58,7 +58,8 @@ class crew {
   /// Calls f(i) for every i in [0, n), n at most size().
   template <class F>
   void each(int n, F&& f) {
-    run(this, [](void* arg, int32_t i) { (*static_cast<std::remove_reference_t<F>*>(arg))(i); }, &f, n);
+    run(
+        this, [](void* arg, int32_t i) { (*static_cast<std::remove_reference_t<F>*>(arg))(i); }, &f, n);
   }
 
  private:
