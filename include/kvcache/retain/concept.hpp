@@ -51,6 +51,7 @@ enum class observe : uint8_t {
   column_sums,  ///< every query's weights, summed per key
   votes,        ///< the weights of the last queries of the prompt
   last_row,     ///< the weights of the last query
+  hits,         ///< how often the last queries gave a key at least an equal part of their weight
   far_squares,  ///< squares of the weights of queries that are far behind the key
   moved,        ///< weights of the prompt's queries turned to the positions that follow it
 };
