@@ -261,20 +261,30 @@ HWY_INLINE vec_f admit(vec_f s, int32_t v, uint64_t seen, float cap_log2) {
   return hn::IfThenElse(hn::LoadMaskBits(d, raw), s, hn::Set(d, -HUGE_VALF));
 }
 
-/// Scores to weights: new maximum, weights, lane sums, rescaled accumulators.
-HWY_INLINE void soften(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, float& max,
-                       float* HWY_RESTRICT sums, float* HWY_RESTRICT acc, int32_t dim_v) {
+/// Caps and masks a row's scores in place; returns their maximum and `top`.
+HWY_INLINE float admit_row(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, float top) {
+  const tag_f d;
+  const bool as_they_are = cap_log2 == 0 && seen == ~uint64_t{0};
+  auto highest = hn::Set(d, top);
+  for (int32_t v = 0; v < key_vectors; ++v) {
+    auto s = hn::LoadU(d, w + v * lanes);
+    if (!as_they_are) {
+      s = admit(s, v, seen, cap_log2);
+      hn::StoreU(s, d, w + v * lanes);
+    }
+    highest = hn::Max(highest, s);
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, highest));
+}
+
+/// Scores to weights, given their maximum `top`: weights, lane sums, rescaled accumulators.
+HWY_INLINE void soften(float* HWY_RESTRICT w, float top, float& max, float* HWY_RESTRICT sums,
+                       float* HWY_RESTRICT acc, int32_t dim_v) {
   const tag_f d;
   vec_f s[key_vectors];
-  auto highest = hn::Set(d, max);
-  for (int32_t v = 0; v < key_vectors; ++v) {
-    s[v] = admit(hn::LoadU(d, w + v * lanes), v, seen, cap_log2);
-    highest = hn::Max(highest, s[v]);
-  }
-  const float top = hn::GetLane(hn::MaxOfLanes(d, highest));
   const auto base = hn::Set(d, top);
   for (int32_t v = 0; v < key_vectors; ++v) {
-    s[v] = exp2_weight(hn::Sub(s[v], base));
+    s[v] = exp2_weight(hn::Sub(hn::LoadU(d, w + v * lanes), base));
     hn::StoreU(s[v], d, w + v * lanes);
   }
   const float shrink = top == max ? 1.0f : detail::exp2_weight(max - top);
@@ -703,23 +713,37 @@ void score_heads(const tile_work& t) {
   }
 }
 
-/// Scores to weights, all heads.
-void soften_heads(const tile_work& t) {
-  const int32_t dim = t.item.kv->dim_v;
+/// Scores to weights for states [first, last), which see the same keys. All maxima come first: each takes a
+/// chain of shuffles, and the chains of several rows overlap.
+void soften_states(const tile_work& t, int64_t first, int64_t last, uint64_t seen) {
+  constexpr int64_t most = 16;
   const attend_scratch& s = t.scratch;
-  int64_t i = 0;
-  for (int32_t h = 0; h < t.item.heads; ++h) {
-    for (int32_t row = 0; row < t.item.rows; ++row) {
-      const uint64_t seen = s.seen[row];
-      if (seen == 0) {
-        i += t.item.group;
-        continue;
-      }
-      for (int32_t g = 0; g < t.item.group; ++g, ++i) {
-        soften(s.weights + i * tile_keys, seen, t.item.cap_log2, s.max[i], s.lanes + i * sum_lanes,
-               s.acc + i * dim, dim);
-      }
+  const int32_t dim = t.item.kv->dim_v;
+  float top[most];
+  for (; first < last; first += most) {
+    const int64_t n = std::min(most, last - first);
+    for (int64_t i = 0; i < n; ++i) {
+      top[i] = admit_row(s.weights + (first + i) * tile_keys, seen, t.item.cap_log2, s.max[first + i]);
     }
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = first + i;
+      soften(s.weights + at * tile_keys, top[i], s.max[at], s.lanes + at * sum_lanes, s.acc + at * dim, dim);
+    }
+  }
+}
+
+/// Scores to weights, all heads. Meanwhile memory is asked for the first values, as far as keys have not.
+void soften_heads(const tile_work& t) {
+  const attend_item& item = t.item;
+  const std::byte* ask = t.next != nullptr && t.far == nullptr ? t.now.v[0] : nullptr;
+  const int64_t each = ask != nullptr ? bytes_ahead / line_bytes / item.states() : 0;
+  const bool alike = item.rows == 1;  // all heads see the same keys
+  const int64_t step = alike ? std::min<int64_t>(item.states(), 8) : item.group;
+  for (int64_t first = 0; first < item.states(); first += step) {
+    const int64_t last = std::min(first + step, item.states());
+    for (int64_t line = 0; line < each * (last - first); ++line, ask += line_bytes) fetch(ask);
+    const uint64_t seen = t.scratch.seen[alike ? 0 : first % item.per_head() / item.group];
+    if (seen != 0) soften_states(t, first, last, seen);
   }
 }
 
