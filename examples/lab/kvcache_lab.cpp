@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// kvcache_lab: what a cache policy costs, at equal bytes, before it is shipped.
+//
+//   kvcache_lab cell    --model F --policy TEXT --task passkey --length 512      one figure
+//   kvcache_lab run     --model F --out FOLDER --quick                           the matrix, with its
+//   controls kvcache_lab compare a.json b.json                                            two cells
+//   kvcache_lab tasks   [--model F --task passkey --length 512]                  what there is; prompts as
+//   JSONL
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "cell.hpp"
+#include "report.hpp"
+#include "session_bench.hpp"
+
+namespace {
+
+using engine::json;
+using engine::result;
+using lab::lab_options;
+
+struct cell_options {
+  lab_options lab;
+  std::string policy = "full";
+  std::string task = "kl";
+  int length = 512;
+  int prompt = 0;
+  bool controls = false;
+};
+
+struct matrix_options {
+  lab_options lab;
+  std::vector<std::string> policies, tasks;
+  std::vector<int> lengths;
+  std::string out;
+  bool quick = false;
+};
+
+engine::error usage(const char* code, const char* field, const std::string& value) {
+  return {engine::failure::usage, code, field, value, {}, -1};
+}
+
+void add_lab_options(CLI::App& app, lab_options& o) {
+  o.common.chunk = 256;
+  o.common.cache = "paged";
+  o.common.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  engine::add_common_options(app, o.common);
+  app.add_option("--text-file", o.text_file, "text for the tasks kl and repeat");
+  app.add_option("--user-file", o.user_file, "your own trials (JSONL) for the task user");
+  app.add_option("--trials", o.trials, "trials of a task")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  app.add_option("--seed", o.seed, "seed of the prompts")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--score", o.score, "rows scored at most where a text goes on")
+      ->check(CLI::Range(1, 8192))
+      ->capture_default_str();
+  app.add_option("--start", o.start, "kl: first token of the only window; default: spread over the text");
+  app.add_option("--about", o.about, "context length you want to know about: warns if none tested is as long")
+      ->check(CLI::Range(1, 1 << 30));
+  app.add_option_function<std::string>(
+         "--question", [&o](const std::string& text) { o.question_inside = text == "inside"; },
+         "whether the question is compressed with the context or comes after: inside, after (default)")
+      ->check(CLI::IsMember({"inside", "after"}));
+  app.add_option_function<std::string>(
+         "--mode",
+         [&o](const std::string& text) { o.how = text == "stream" ? lab::mode::stream : lab::mode::oneshot; },
+         "when the policy acts: oneshot (default), once the context is complete; stream, from the first "
+         "token")
+      ->check(CLI::IsMember({"oneshot", "stream"}));
+}
+
+std::string task_names() {
+  std::string out;
+  for (const lab::task_info& task : lab::tasks()) out += (out.empty() ? "" : ", ") + std::string(task.name);
+  return out;
+}
+
+engine::status check_task(const std::string& name, const lab_options& o) {
+  const lab::task_info* task = lab::find_task(name);
+  if (task == nullptr) return usage("bad_value", "--task", name + "; allowed: " + task_names());
+  if (task->needs_text && o.text_file.empty())
+    return usage("missing", "--text-file", "the task " + name + " needs one");
+  if (name == "user" && o.user_file.empty())
+    return usage("missing", "--user-file", "the task user needs one");
+  return {};
+}
+
+void print_cell(const json& cell) {
+  std::printf("%s, %s: kl %.4f (p99 %.4f), top-1 %.3f, nll %.3f (full cache %.3f)\n",
+              cell["policy"].get<std::string>().c_str(), cell["task"].get<std::string>().c_str(),
+              cell["kl_mean"].get<double>(), cell["kl_p99"].get<double>(), cell["top1"].get<double>(),
+              cell["nll"].get<double>(), cell["nll_full"].get<double>());
+  if (cell.contains("correct"))
+    std::printf("  correct in %d of %d trials\n", cell["correct"].get<int>(), cell["trials"].get<int>());
+  std::printf("  bytes held %.0f of %.0f, %.2f bits a value\n", cell["bytes_held"].get<double>(),
+              cell["bytes_full"].get<double>(), cell["bits_per_value"].get<double>());
+  std::printf("  %s: %s\n", cell["measurable"].get<bool>() ? "gate" : "not measurable with this model",
+              cell["gate"].get<std::string>().c_str());
+  for (const json& warning : cell["warnings"])
+    std::printf("  warning: %s\n", warning.get<std::string>().c_str());
+}
+
+result<json> cell(const cell_options& o) {
+  const auto policy = lab::check_policy(o.policy);
+  if (!policy) return policy.error();
+  if (auto s = check_task(o.task, o.lab); !s) return s.error();
+  const auto lab = lab::open_laboratory(o.lab);
+  if (!lab) return lab.error();
+  lab::session_bench bench(o.lab.common, *(*lab)->parts);
+  const int length = o.prompt > 0 ? o.prompt : o.length;
+  auto document = lab::run_cell(o.lab, **lab, *policy, o.task, length, o.controls, bench);
+  if (document && !o.lab.common.as_json) print_cell(*document);
+  return document;
+}
+
+engine::status write_file(const std::filesystem::path& path, const std::string& content) {
+  std::ofstream file(path, std::ios::binary);
+  file << content;
+  file.close();
+  if (file) return {};
+  return engine::bad_input("cannot_write", "--out", path.string());
+}
+
+// The smallest matrix that tells policies apart, in minutes.
+void make_quick(matrix_options& o) {
+  if (o.tasks.empty()) o.tasks = {"passkey", "repeat", "kl"};
+  if (o.lengths.empty()) o.lengths = {256};
+  if (o.policies.empty())
+    o.policies = {"full", "streaming_llm:sinks=4,window=60,positions=text", "h2o:heavy=32,recent=32",
+                  "snapkv:capacity=64,window=32,kernel=1"};
+  o.lab.trials = std::min(o.lab.trials, 3);
+  o.lab.score = std::min(o.lab.score, 64);
+}
+
+void make_whole(matrix_options& o) {
+  if (o.tasks.empty())
+    o.tasks = {"passkey", "two_keys", "first_turn", "repeat", "key_values", "edits", "sums", "kl"};
+  if (o.lengths.empty()) o.lengths = {512, 1024};
+  if (o.policies.empty())
+    o.policies = {"full", "streaming_llm:sinks=4,window=124,positions=text", "h2o:heavy=64,recent=64",
+                  "snapkv:capacity=128,window=32,kernel=1"};
+}
+
+result<json> matrix(matrix_options o) {
+  if (o.quick) make_quick(o);
+  make_whole(o);
+  if (o.lab.text_file.empty())
+    std::erase_if(o.tasks, [](const std::string& t) {
+      return lab::find_task(t) != nullptr && lab::find_task(t)->needs_text;
+    });
+  lab::matrix_plan plan;
+  for (const std::string& text : o.policies) {
+    auto policy = lab::check_policy(text);
+    if (!policy) return policy.error();
+    plan.policies.push_back(std::move(*policy));
+  }
+  for (const std::string& task : o.tasks) {
+    if (auto s = check_task(task, o.lab); !s) return s.error();
+  }
+  plan.tasks = o.tasks;
+  plan.lengths = o.lengths;
+  std::error_code code;
+  std::filesystem::create_directories(o.out, code);
+  auto store = lab::result_store::open(o.out + "/results.jsonl");
+  if (!store) return store.error();
+  const auto lab = lab::open_laboratory(o.lab);
+  if (!lab) return lab.error();
+  lab::session_bench bench(o.lab.common, *(*lab)->parts);
+  const auto groups = lab::run_matrix(o.lab, **lab, plan, bench, *store);
+  if (!groups) return groups.error();
+  const auto warnings = lab::warnings_of(*groups, o.lab);
+  const auto report = lab::report_json(*groups, warnings);
+  if (!report) return report.error();
+  const std::filesystem::path out(o.out);
+  const std::string table = lab::report_markdown(*report);
+  if (auto s = write_file(out / "report.json", engine::to_text(*report) + "\n"); !s) return s.error();
+  if (auto s = write_file(out / "report.md", table); !s) return s.error();
+  if (auto s = write_file(out / "report.svg", lab::report_svg(*report)); !s) return s.error();
+  if (!o.lab.common.as_json) std::printf("%s", table.c_str());
+  return report;
+}
+
+result<json> read_json(const std::string& path) {
+  const auto text = engine::read_file(path, "file");
+  if (!text) return text.error();
+  json document = json::parse(*text, nullptr, false);
+  if (!document.is_discarded()) return document;
+  engine::error e = engine::bad_input("not_json", "file", path);
+  e.file = path;
+  return e;
+}
+
+result<json> compare(const std::string& a, const std::string& b, bool as_json) {
+  const auto first = read_json(a);
+  if (!first) return first.error();
+  const auto second = read_json(b);
+  if (!second) return second.error();
+  auto document = lab::compare_cells(*first, *second);
+  if (document && !as_json) {
+    const json& d = (*document)["difference"];
+    std::printf(
+        "%s is %s than %s in %s: %s %.4f (%.4f to %.4f)\n", (*document)["a"].get<std::string>().c_str(),
+        (*document)["verdict"].get<std::string>().c_str(), (*document)["b"].get<std::string>().c_str(),
+        (*document)["task"].get<std::string>().c_str(), (*document)["judged_by"].get<std::string>().c_str(),
+        d["value"].get<double>(), d["low"].is_number() ? d["low"].get<double>() : 0,
+        d["high"].is_number() ? d["high"].get<double>() : 0);
+  }
+  return document;
+}
+
+result<json> list_tasks(const cell_options& o) {
+  json out = {{"schema", "kvcache.lab.tasks.v1"}, {"tasks", json::array()}};
+  for (const lab::task_info& task : lab::tasks()) {
+    out["tasks"].push_back({{"name", task.name},
+                            {"judged_by", lab::name_of(task.judged_by)},
+                            {"has_length", task.has_length},
+                            {"needs_text", task.needs_text},
+                            {"what", task.what}});
+    if (!o.lab.common.as_json && o.lab.common.model.empty())
+      std::printf("%-11s %-8s %s\n", std::string(task.name).c_str(),
+                  std::string(lab::name_of(task.judged_by)).c_str(), std::string(task.what).c_str());
+  }
+  return out;
+}
+
+int run_cell_verb(int argc, char** argv) {
+  CLI::App app("One policy in one task: what it costs, with interval and gate.", "kvcache_lab cell");
+  cell_options o;
+  add_lab_options(app, o.lab);
+  app.add_option("--policy", o.policy, "cache policy, such as h2o:heavy=64,recent=64")->required();
+  app.add_option("--task", o.task, "task: " + task_names())->required();
+  app.add_option("--length", o.length, "tokens of the prompt, roughly")
+      ->check(CLI::Range(16, 8192))
+      ->capture_default_str();
+  app.add_option("--prompt", o.prompt, "kl: tokens of the prompt, exactly")->check(CLI::Range(2, 8192));
+  app.add_flag("--controls", o.controls, "also window and random at equal bytes");
+  return engine::run_program(app, argc, argv, o.lab.common, [&] { return cell(o); });
+}
+
+int run_matrix_verb(int argc, char** argv) {
+  CLI::App app("Policies in tasks at lengths, each beside its controls.", "kvcache_lab run");
+  matrix_options o;
+  add_lab_options(app, o.lab);
+  app.add_option("--policy", o.policies, "policies; may be given several times")->take_all()->expected(1);
+  app.add_option("--task", o.tasks, "tasks, separated by commas")->delimiter(',');
+  app.add_option("--length", o.lengths, "lengths, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(16, 8192));
+  app.add_option("--out", o.out, "folder for report.json, report.md, report.svg and results.jsonl")
+      ->required();
+  app.add_flag("--quick", o.quick, "a small matrix: at most 3 minutes on two cores");
+  return engine::run_program(app, argc, argv, o.lab.common, [&] { return matrix(o); });
+}
+
+int run_compare_verb(int argc, char** argv) {
+  CLI::App app("Two cells. Refuses when a setting differs, and names it.", "kvcache_lab compare");
+  engine::common_options common;
+  std::string a, b;
+  app.add_option("--a", a, "a cell's document")->required();
+  app.add_option("--b", b, "another one's")->required();
+  app.add_flag("--json", common.as_json, "one JSON document on stdout");
+  return engine::run_program(app, argc, argv, common, [&] { return compare(a, b, common.as_json); });
+}
+
+int run_tasks_verb(int argc, char** argv) {
+  CLI::App app("The tasks there are.", "kvcache_lab tasks");
+  cell_options o;
+  app.add_flag("--json", o.lab.common.as_json, "one JSON document on stdout");
+  return engine::run_program(app, argc, argv, o.lab.common, [&] { return list_tasks(o); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto verb = [&](const char* name) { return argc > 1 && std::strcmp(argv[1], name) == 0; };
+  if (verb("cell")) return run_cell_verb(argc - 1, argv + 1);
+  if (verb("run")) return run_matrix_verb(argc - 1, argv + 1);
+  if (verb("compare")) return run_compare_verb(argc - 1, argv + 1);
+  if (verb("tasks")) return run_tasks_verb(argc - 1, argv + 1);
+  CLI::App app(
+      "What a cache policy costs, at equal bytes. Verbs: cell, run, compare, tasks; each has --help.",
+      "kvcache_lab");
+  const engine::common_options common;
+  return engine::run_program(app, argc, argv, common, []() -> result<json> {
+    return usage("missing", "verb", "one of cell, run, compare, tasks");
+  });
+}

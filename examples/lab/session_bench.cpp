@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "session_bench.hpp"
+
+#include <cstdio>
+#include <utility>
+
+#include "random_choice.hpp"
+
+namespace lab {
+namespace {
+
+using engine::result;
+using engine::session;
+using kvcache::retention;
+
+// Prefilled text, a copy under a policy, and a copy of that for an option of a forced choice.
+constexpr int texts_at_a_time = 3;
+
+result<retention> policy_of(const std::string& text) {
+  random_choice lot;
+  unsigned long long seed = 0;
+  int used = 0;
+  const int found = std::sscanf(text.c_str(), "random:capacity=%d,seed=%llu%n", &lot.capacity, &seed, &used);
+  if (found == 2 && used == static_cast<int>(text.size()) && lot.capacity > 0) {
+    lot.seed = seed;
+    retention out;
+    out.policy = lot;
+    return out;
+  }
+  auto parsed = engine::parse_policy(text);
+  if (parsed) return *parsed;
+  engine::error e = parsed.error();
+  e.kind = engine::failure::usage;
+  return e;
+}
+
+class session_subject : public subject {
+ public:
+  session_subject(std::shared_ptr<engine::session_cache> cache, session held, mode how)
+      : cache_(std::move(cache)), session_(std::move(held)), mode_(how) {}
+
+  engine::status feed(std::span<const token_id> tokens, std::vector<float>* rows) override {
+    if (tokens.empty()) return {};
+    auto logits = session_.feed(tokens, rows != nullptr ? engine::observe::all : engine::observe::last);
+    if (!logits) return logits.error();
+    if (rows != nullptr) *rows = std::move(*logits);
+    return {};
+  }
+  engine::status compress() override { return session_.compress(); }
+
+  result<std::unique_ptr<subject>> fork(const std::string& policy) override {
+    if (policy.empty()) return made(session_.fork());
+    const auto parsed = policy_of(policy);
+    if (!parsed) return parsed.error();
+    return made(session_.fork_as(*parsed, engine::drop_mode::oneshot));
+  }
+
+  std::size_t bytes_held() const override { return session_.bytes_held(); }
+  std::size_t bytes_full() const override { return session_.bytes_full(); }
+  std::size_t values_held() const override { return session_.values_kept(); }
+  std::size_t bytes_state() const override {
+    return mode_ == mode::stream ? session_.bytes_state() : 0;  // a policy that has acted remembers nothing
+  }
+
+ private:
+  result<std::unique_ptr<subject>> made(result<session> forked) const {
+    if (!forked) return forked.error();
+    return std::unique_ptr<subject>(std::make_unique<session_subject>(cache_, std::move(*forked), mode_));
+  }
+
+  std::shared_ptr<engine::session_cache> cache_;
+  session session_;
+  mode mode_;
+};
+
+}  // namespace
+
+result<std::string> check_policy(const std::string& text) {
+  const auto parsed = policy_of(text);
+  if (!parsed) return parsed.error();
+  return text.rfind("random:", 0) == 0 ? text : engine::policy_text(*parsed);
+}
+
+std::size_t session_bench::values_per_token() const {
+  const engine::kv_shape& shape = parts_.model->shape().kv;
+  return std::size_t(2) * static_cast<std::size_t>(shape.layers) * static_cast<std::size_t>(shape.kv_heads) *
+         static_cast<std::size_t>(shape.head_dim);
+}
+
+result<std::unique_ptr<subject>> session_bench::open(const std::string& policy, mode how, int max_tokens) {
+  const auto parsed = policy_of(policy);
+  if (!parsed) return parsed.error();
+  if (max_tokens > parts_.model->shape().kv.max_positions)
+    return engine::bad_input("too_long", "trial.tokens", std::to_string(max_tokens));
+  if (!cache_ || max_tokens > room_) {
+    engine::cache_config config;
+    config.shape = parts_.model->shape().kv;
+    config.type = engine::kv_type_of(options_.type);
+    config.block_size = options_.block_size;
+    config.max_sequences = texts_at_a_time;
+    config.max_tokens = max_tokens;
+    config.pool = &parts_.pool;
+    cache_.reset();
+    auto made = engine::session_cache::create(config);
+    if (!made) return made.error();
+    cache_ = std::move(*made);
+    room_ = max_tokens;
+  }
+  engine::session_options options;
+  options.mode = how == mode::stream ? engine::drop_mode::stream : engine::drop_mode::oneshot;
+  options.chunk = options_.chunk;
+  options.remember = how == mode::oneshot;
+  auto opened = session::create(*parts_.model, *cache_, *parsed, options);
+  if (!opened) return opened.error();
+  return std::unique_ptr<subject>(std::make_unique<session_subject>(cache_, std::move(*opened), how));
+}
+
+}  // namespace lab
