@@ -135,7 +135,8 @@ void attention_observer::count_votes(const layer_state& at, int head, const head
     const auto n = static_cast<std::size_t>(visible(keys.positions, at.positions[row]));
     weights_of({at.q.data() + (row * heads + q_head) * dim, dim}, keys.k.data(), static_cast<int>(out.size()),
                at.lse2[row * heads + q_head], std::span(weight).first(n));
-    const float equal_part = 1.0f / static_cast<float>(at.saw[row * kv_heads + kv_head]);
+    // Rounding must not decide where all parts are equal.
+    const float equal_part = 0.99999f / static_cast<float>(at.saw[row * kv_heads + kv_head]);
     for (std::size_t j = 0; j < n; ++j) {
       out[j] += needs_ == observe::hits ? static_cast<float>(weight[j] >= equal_part) : weight[j];
     }

@@ -43,8 +43,8 @@ struct session_options {
   drop_mode mode = drop_mode::oneshot;
   int chunk = 128;                                ///< most rows of one step
   cache_scope scope = cache_scope::only("text");  ///< who may share the prefix
-  std::span<const token_id> prompt;               ///< looked up in the cache; see session::reused()
-  std::vector<int> pinned;                        ///< text positions that are never dropped, ascending
+  std::span<const token_id> prompt{};             ///< looked up in the cache; see session::reused()
+  std::vector<int> pinned{};                      ///< text positions that are never dropped, ascending
   /// Keeps every query, so that a fork may be under any policy (fork_as). Memory: a query per token and
   /// layer.
   bool remember = false;

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keep-sets on random tensors against each rule as its paper states it, in double and by sorting everything.
+// A slot may be on the other side of the cut only where its score differs from the cut's by rounding; equal
+// scores must go to the lower slot.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kvcache/retain/parse.hpp"
+#include "kvcache/retain/select.hpp"
+#include "observer.hpp"
+#include "support/environment.hpp"
+
+using namespace engine;
+using kvcache::any_retention;
+using kvcache::keep_plan;
+
+namespace {
+
+constexpr int dim = 8;
+constexpr int kv_heads = 2;
+constexpr int group = 3;
+constexpr int query_heads = kv_heads * group;
+
+kv_shape small_shape() {
+  return {.layers = 1,
+          .query_heads = query_heads,
+          .kv_heads = kv_heads,
+          .head_dim = dim,
+          .rope_base = 100.0,
+          .max_positions = 4096};
+}
+
+// A text of n tokens: what attention reads of it.
+struct tensors {
+  int n;
+  std::vector<float> q;      // [n][query_heads][dim]
+  std::vector<float> k;      // [kv_heads][n][dim]
+  std::vector<float> norms;  // [kv_heads][n]
+
+  tensors(std::mt19937& random, int tokens) : n(tokens) {
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < n * query_heads * dim; ++i) q.push_back(2 * normal(random));
+    for (int i = 0; i < n * kv_heads * dim; ++i) k.push_back(normal(random));
+    for (int i = 0; i < n * kv_heads; ++i) norms.push_back(std::fabs(normal(random)));
+    // Twins: the same key and value twice, for ties that no rounding makes.
+    for (int i = 0; i + 5 < n; i += 7) {
+      for (int h = 0; h < kv_heads; ++h) {
+        std::copy_n(k.begin() + (h * n + i) * dim, dim, k.begin() + (h * n + i + 3) * dim);
+        norms[static_cast<std::size_t>(h * n + i + 3)] = norms[static_cast<std::size_t>(h * n + i)];
+      }
+    }
+  }
+  double score(const std::vector<double>& query, int kv, int j) const {
+    double s = 0;
+    for (int d = 0; d < dim; ++d)
+      s += query[static_cast<std::size_t>(d)] * k[static_cast<std::size_t>((kv * n + j) * dim + d)];
+    return s / std::sqrt(double{dim});
+  }
+  std::vector<double> query(int head, int i) const {
+    const float* from = q.data() + (i * query_heads + head) * dim;
+    return std::vector<double>(from, from + dim);
+  }
+  // Softmax of `query` over the first `seen` keys.
+  std::vector<double> attention(const std::vector<double>& from, int kv, int seen) const {
+    std::vector<double> w;
+    for (int j = 0; j < seen; ++j) w.push_back(std::exp(score(from, kv, j)));
+    const double sum = std::accumulate(w.begin(), w.end(), 0.0);
+    for (double& x : w) x /= sum;
+    w.resize(static_cast<std::size_t>(n));
+    return w;
+  }
+  std::vector<double> row(int head, int i) const { return attention(query(head, i), head / group, i + 1); }
+};
+
+// The library's side: the observer fed in pieces, the policy's score, the common selection.
+std::vector<std::vector<int>> by_library(const any_retention& policy, const tensors& t,
+                                         std::mt19937& random) {
+  thread_pool pool(1);
+  const auto rope = kvcache::rope::create({.style = kvcache::rope_style::interleaved,
+                                           .dims = dim,
+                                           .theta = small_shape().rope_base,
+                                           .frequency = {},
+                                           .table_positions = 16});
+  REQUIRE(rope);
+  std::vector<int> positions(static_cast<std::size_t>(t.n));
+  std::iota(positions.begin(), positions.end(), 0);
+  std::vector<float> lse2;
+  for (int i = 0; i < t.n; ++i) {
+    for (int h = 0; h < query_heads; ++h) {
+      double sum = 0;
+      for (int j = 0; j <= i; ++j) sum += std::exp(t.score(t.query(h, i), h / group, j));
+      lse2.push_back(static_cast<float>(std::log2(sum)));
+    }
+  }
+  attention_observer seen(small_shape(), policy.needs(), policy.watch(), false);
+  const auto keys = [&](int held) {
+    return [&t, &positions, held](int h, wanted) {
+      head_keys out;
+      out.positions = std::span(positions).first(static_cast<std::size_t>(held));
+      out.k.resize(static_cast<std::size_t>(held * dim));
+      for (int j = 0; j < held; ++j) {
+        for (int d = 0; d < dim; ++d)
+          out.k[static_cast<std::size_t>(d * held + j)] =
+              t.k[static_cast<std::size_t>((h * t.n + j) * dim + d)];
+      }
+      out.norms.assign(t.norms.begin() + h * t.n, t.norms.begin() + h * t.n + held);
+      return out;
+    };
+  };
+  for (int at = 0; at < t.n;) {
+    const int rows = std::min(t.n - at, 1 + static_cast<int>(random() % 9));
+    seen.add(0,
+             {t.q.data() + at * query_heads * dim, lse2.data() + at * query_heads,
+              std::span(positions).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(rows))},
+             keys(at + rows), pool);
+    at += rows;
+  }
+  const keep_plan plan = policy.plan({.held = t.n, .incoming = 0, .unit = 1, .prefill_end = true});
+  const int budget = plan.form == kvcache::drop_form::nothing ? t.n : plan.keep;
+  std::vector<head_keys> all{keys(t.n)(0, wanted::keys_and_norms), keys(t.n)(1, wanted::keys_and_norms)};
+  std::vector<std::vector<float>> scores(kv_heads, std::vector<float>(static_cast<std::size_t>(t.n)));
+  if (policy.scores()) {
+    const auto looked = seen.look(0, t.n, all, *rope, pool);
+    for (std::size_t h = 0; h < kv_heads; ++h) policy.score(looked[h], scores[h]);
+  }
+  if (policy.whole_layer()) {
+    for (std::size_t i = 0; i < scores[0].size(); ++i) scores[0][i] += scores[1][i];
+    scores[1] = scores[0];
+  }
+  std::vector<std::vector<int>> kept;
+  for (std::size_t h = 0; h < kv_heads; ++h) {
+    std::vector<std::int32_t> scratch(scores[h].size()), list(scores[h].size());
+    const auto n = kvcache::select_slots(scores[h], {plan.sinks, plan.recent, {}}, budget, scratch, list);
+    REQUIRE(n);
+    kept.emplace_back(list.begin(), list.begin() + *n);
+  }
+  return kept;
+}
+
+// A rule as stated: which slots stay whatever their score, how many in all, and the score of the others.
+struct rule {
+  int budget;
+  std::function<bool(int slot)> always;
+  std::function<std::vector<double>(int kv_head)> scores;
+};
+
+void compare(const any_retention& policy, const tensors& t, const rule& r, std::mt19937& random) {
+  const auto kept = by_library(policy, t, random);
+  for (int h = 0; h < kv_heads; ++h) {
+    CAPTURE(h, t.n, r.budget);
+    const std::vector<double> score = r.scores(h);
+    std::vector<int> order;
+    std::vector<int> right;
+    for (int i = 0; i < t.n; ++i) (t.n <= r.budget || r.always(i) ? right : order).push_back(i);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return score[static_cast<std::size_t>(a)] > score[static_cast<std::size_t>(b)];
+    });
+    const int wanted_of_them = std::min(t.n, r.budget) - static_cast<int>(right.size());
+    REQUIRE(wanted_of_them >= 0);
+    order.resize(std::min(order.size(), static_cast<std::size_t>(wanted_of_them)));
+    const double cut = order.empty() ? 0 : score[static_cast<std::size_t>(order.back())];
+    right.insert(right.end(), order.begin(), order.end());
+    std::sort(right.begin(), right.end());
+    const std::vector<int>& got = kept[static_cast<std::size_t>(h)];
+    REQUIRE(got.size() == right.size());
+    REQUIRE(std::is_sorted(got.begin(), got.end()));
+    std::vector<int> differing;
+    std::set_symmetric_difference(got.begin(), got.end(), right.begin(), right.end(),
+                                  std::back_inserter(differing));
+    bool rounding = differing.size() > 0;
+    for (const int i : differing) {
+      const double off = std::fabs(score[static_cast<std::size_t>(i)] - cut);
+      rounding = rounding && off < 1e-5 * std::fabs(cut);
+    }
+    // Of two that differ by rounding alone, one is the cut itself; more than that is a wrong order of ties.
+    if (!(rounding && differing.size() == 2 && std::any_of(differing.begin(), differing.end(), [&](int i) {
+            return score[static_cast<std::size_t>(i)] != cut;
+          })))
+      CHECK(got == right);
+  }
+}
+
+const int lengths[] = {1, 2, 3, 20, 21, 22, 39, 64};
+
+template <class F>
+void for_every_text(const char* name, F&& f) {
+  std::mt19937 random(static_cast<std::uint32_t>(kvcache::test::test_seed(name, 5)));
+  for (int round = 0; round < kvcache::test::effort(12); ++round) {
+    for (const int n : lengths) {
+      const tensors t(random, n);
+      CAPTURE(round);
+      f(t, random);
+    }
+  }
+}
+
+std::vector<double> sum_over_group(int kv_head, int n,
+                                   const std::function<std::vector<double>(int head)>& of) {
+  std::vector<double> out(static_cast<std::size_t>(n));
+  for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    const auto one = of(h);
+    for (int j = 0; j < n; ++j) out[static_cast<std::size_t>(j)] += one[static_cast<std::size_t>(j)];
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("h2o keeps the tokens with the largest accumulated attention and the last ones") {
+  for_every_text("h2o", [](const tensors& t, std::mt19937& random) {
+    for (const auto& [heavy, recent] : {std::pair{11, 10}, {0, 21}, {20, 1}, {5, 2}}) {
+      const rule r{heavy + recent, [&, last = recent](int i) { return i >= t.n - last; },
+                   [&](int kv) {
+                     return sum_over_group(kv, t.n, [&](int h) {
+                       std::vector<double> sum(static_cast<std::size_t>(t.n));
+                       for (int i = 0; i < t.n; ++i) {
+                         const auto a = t.row(h, i);
+                         for (int j = 0; j <= i; ++j)
+                           sum[static_cast<std::size_t>(j)] += a[static_cast<std::size_t>(j)];
+                       }
+                       return sum;
+                     });
+                   }};
+      compare(kvcache::h2o{heavy, recent}, t, r, random);
+    }
+  });
+}
+
+TEST_CASE("snapkv keeps what the window votes for, pooled with the padding of its authors, and the window") {
+  for_every_text("snapkv", [](const tensors& t, std::mt19937& random) {
+    for (const auto& [window, kernel, pool] :
+         {std::tuple{8, 1, 0}, {8, 5, 0}, {8, 5, 1}, {1, 3, 0}, {5, 7, 1}, {20, 3, 0}}) {
+      const rule r{21, [&, w = window](int i) { return i >= t.n - w; },
+                   [&, w = window, k = kernel, p = pool](int kv) {
+                     std::vector<double> pooled(static_cast<std::size_t>(t.n));
+                     const auto votes = sum_over_group(kv, t.n, [&](int h) {
+                       std::vector<double> sum(static_cast<std::size_t>(t.n));
+                       for (int i = std::max(t.n - w, 0); i < t.n; ++i) {
+                         const auto a = t.row(h, i);
+                         for (int j = 0; j <= i; ++j)
+                           sum[static_cast<std::size_t>(j)] += a[static_cast<std::size_t>(j)];
+                       }
+                       return sum;
+                     });
+                     for (int j = 0; j < t.n - w; ++j) {
+                       double sum = 0, most = -INFINITY;
+                       for (int x = j - k / 2; x <= j + k / 2; ++x) {
+                         if (x < 0 || x >= t.n - w) continue;  // zeros for the mean, nothing for the maximum
+                         sum += votes[static_cast<std::size_t>(x)];
+                         most = std::max(most, votes[static_cast<std::size_t>(x)]);
+                       }
+                       pooled[static_cast<std::size_t>(j)] = p == 1 ? sum / k : most;
+                     }
+                     return pooled;
+                   }};
+      compare(kvcache::snapkv{21, window, kernel, pool}, t, r, random);
+    }
+  });
+}
+
+TEST_CASE("tova keeps what the last query looks at, on average over all heads of the layer") {
+  for_every_text("tova", [](const tensors& t, std::mt19937& random) {
+    const rule r{21, [](int) { return false; },
+                 [&](int) {
+                   std::vector<double> mean(static_cast<std::size_t>(t.n));
+                   for (int h = 0; h < query_heads; ++h) {
+                     const auto a = t.row(h, t.n - 1);
+                     for (std::size_t j = 0; j < mean.size(); ++j) mean[j] += a[j] / query_heads;
+                   }
+                   return mean;
+                 }};
+    compare(kvcache::tova{21}, t, r, random);
+  });
+}
+
+TEST_CASE("scissorhands keeps what the largest share of the last queries hit") {
+  for_every_text("scissorhands", [](const tensors& t, std::mt19937& random) {
+    for (const int history : {1, 9, 400}) {
+      const rule r{
+          21, [&](int i) { return i >= t.n - 6; },
+          [&](int kv) {
+            auto hits = sum_over_group(kv, t.n, [&](int h) {
+              std::vector<double> count(static_cast<std::size_t>(t.n));
+              for (int i = std::max(t.n - history, 0); i < t.n; ++i) {
+                const auto a = t.row(h, i);
+                for (int j = 0; j <= i; ++j)
+                  count[static_cast<std::size_t>(j)] += a[static_cast<std::size_t>(j)] > (1 - 1e-9) / (i + 1);
+              }
+              return count;
+            });
+            for (int j = 0; j < t.n; ++j)
+              hits[static_cast<std::size_t>(j)] /= std::min(t.n - j, history);  // age, at most the history
+            return hits;
+          }};
+      compare(kvcache::scissorhands{21, 6, history}, t, r, random);
+    }
+  });
+}
+
+TEST_CASE("far_rms keeps what distant queries look at, weighted by the value") {
+  for_every_text("far_rms", [](const tensors& t, std::mt19937& random) {
+    for (const int distance : {1, 7}) {
+      const rule r{21, [&](int i) { return i < 2 || i >= t.n - 5; },
+                   [&](int kv) {
+                     auto score = sum_over_group(kv, t.n, [&](int h) {
+                       std::vector<double> rms(static_cast<std::size_t>(t.n));
+                       for (int j = 0; j < t.n; ++j) {
+                         double squares = 0;
+                         int counted = 0;
+                         for (int i = j + distance; i < t.n; ++i) {
+                           squares += std::pow(t.row(h, i)[static_cast<std::size_t>(j)], 2);
+                           ++counted;
+                         }
+                         rms[static_cast<std::size_t>(j)] = counted > 0 ? std::sqrt(squares / counted) : 0;
+                       }
+                       return rms;
+                     });
+                     for (int j = 0; j < t.n; ++j)
+                       score[static_cast<std::size_t>(j)] *= t.norms[static_cast<std::size_t>(kv * t.n + j)];
+                     return score;
+                   }};
+      compare(kvcache::far_rms{21, 5, 2, distance}, t, r, random);
+    }
+  });
+}
+
+TEST_CASE(
+    "moved_queries keeps what the prompt's queries would look at from behind it, weighted by the value") {
+  for_every_text("moved_queries", [](const tensors& t, std::mt19937& random) {
+    const int ahead = 17, skip = 6;
+    const auto moved = [&](int h, int i, int to) {
+      auto q = t.query(h, i);
+      for (int p = 0; p < dim / 2; ++p) {
+        const double angle = (to - i) * std::pow(small_shape().rope_base, -2.0 * p / dim);
+        const double a = q[static_cast<std::size_t>(2 * p)], b = q[static_cast<std::size_t>(2 * p + 1)];
+        q[static_cast<std::size_t>(2 * p)] = a * std::cos(angle) - b * std::sin(angle);
+        q[static_cast<std::size_t>(2 * p + 1)] = a * std::sin(angle) + b * std::cos(angle);
+      }
+      return q;
+    };
+    const rule r{21, [&](int i) { return i < 2 || i >= t.n - 5; },
+                 [&](int kv) {
+                   auto score = sum_over_group(kv, t.n, [&](int h) {
+                     std::vector<double> squares(static_cast<std::size_t>(t.n));
+                     const int rows = t.n - skip;
+                     for (int i = skip; i < t.n; ++i) {
+                       const auto a = t.attention(moved(h, i, t.n + (i - skip) * ahead / rows), kv, t.n);
+                       for (std::size_t j = 0; j < squares.size(); ++j) squares[j] += a[j] * a[j] / rows;
+                     }
+                     for (double& x : squares) x = std::sqrt(x);
+                     return squares;
+                   });
+                   for (int j = 0; j < t.n; ++j)
+                     score[static_cast<std::size_t>(j)] *= t.norms[static_cast<std::size_t>(kv * t.n + j)];
+                   return score;
+                 }};
+    compare(kvcache::moved_queries{21, 5, 2, ahead, skip}, t, r, random);
+  });
+}
+
+TEST_CASE("windows keep what their names say, to the token or to the block") {
+  const auto plan = [](const any_retention& p, int held, int unit, bool end = true) {
+    return p.plan({.held = held, .incoming = 0, .unit = unit, .prefill_end = end});
+  };
+  for (int held = 0; held < 80; ++held) {
+    CAPTURE(held);
+    const keep_plan w = plan(kvcache::sliding_window{21}, held, 8);
+    CHECK((w.form == kvcache::drop_form::nothing) == (held <= 21));
+    if (held > 21) CHECK((w.keep == 21 && w.recent == 21 && w.sinks == 0));
+    const keep_plan t = plan(kvcache::streaming_llm{3, 18, kvcache::streaming_llm::text_positions}, held, 8);
+    if (held > 21) CHECK((t.keep == 21 && t.recent == 18 && t.sinks == 3 && !t.move_sinks));
+    const keep_plan c = plan(kvcache::streaming_llm{3, 18}, held, 8);
+    // Sinks and window are there in any case, and never a whole block more than that.
+    if (c.form == kvcache::drop_form::nothing) {
+      CHECK(held < 8 + 18 + 8);
+    } else {
+      CHECK((held - c.keep) % 8 == 0);
+      CHECK(c.sinks == 8);
+      CHECK(c.move_sinks);
+      CHECK(c.keep >= 8 + 18);
+      CHECK(c.keep < 8 + 18 + 8);
+    }
+    const keep_plan none = plan(kvcache::streaming_llm{0, 18}, held, 8);
+    if (none.form != kvcache::drop_form::nothing) CHECK((none.sinks == 0 && !none.move_sinks));
+  }
+  CHECK(plan(kvcache::h2o{11, 10, 5}, 25, 8, false).form == kvcache::drop_form::nothing);
+  CHECK(plan(kvcache::h2o{11, 10, 5}, 26, 8, false).keep == 21);
+  CHECK(plan(kvcache::h2o{11, 10, 5}, 22, 8, true).keep == 21);
+}
