@@ -93,9 +93,11 @@ class basic_sequence {
   /// slots are no text positions (position()), the prefix that was shared or committed is let go, and nothing
   /// more of this sequence is indexed. With drop_form::overwrite the next `overwritten` tokens take slots of
   /// others: nothing moves, but every block becomes this sequence's own. Refused when no block would come
-  /// back, unless `at_a_loss`: beside a live sharer dropping costs memory. Fails: no_gain, out_of_blocks,
-  /// over_quota, busy (drafts, or commands to be run first), bad_argument, unsupported (lossy formats: packed
-  /// codes are not moved apart). Cost: O(blocks).
+  /// back, unless `at_a_loss`: beside a live sharer dropping costs memory. Requires: K and V of all tokens
+  /// held are written, since the commands run before the step's appends. Fails: no_gain, out_of_blocks,
+  /// over_quota, busy (drafts, or commands to be run first, also an earlier gather of this sequence),
+  /// too_long, bad_argument, unsupported (lossy formats: packed codes are not moved apart; `max_commands` or
+  /// `max_gathers` too small for this sequence). Cost: O(blocks + commands queued).
   result<retained> retain(const keep_plan& plan, int32_t overwritten = 0, bool at_a_loss = false) noexcept {
     return live() ? detail::retain(*core_, place_, plan, overwritten, at_a_loss)
                   : result<retained>(errc::stale_handle);
@@ -209,9 +211,13 @@ class basic_cache {
   }
 
   /// Writes the block ids of `group` along the nodes that peek found to `out`; returns how many. Requires:
-  /// the nodes are still stored, room for `blocks per unit` ids each. Cost: O(ids).
+  /// the nodes are still stored, room for `blocks per unit` ids each; without room nothing is written. Cost:
+  /// O(ids).
   int32_t list_blocks(std::span<const node_id> path, std::span<block_id> out,
                       int32_t group = 0) const noexcept {
+    if (!KVCACHE_CONTRACT(group >= 0 && group < core_->geo.groups)) return 0;
+    const auto each = static_cast<size_t>(core_->geo.group[group].per_unit);
+    if (!KVCACHE_CONTRACT(path.size() <= out.size() / each)) return 0;
     return core_->tree.list_blocks(path, group, out);
   }
   /// Evicts up to `n` units that no sequence holds, in the order of the policy; frees their blocks ahead of

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -267,9 +268,10 @@ class driver {
       for (; l->written < static_cast<int32_t>(l->expected.size()); ++l->written) write(*l, l->written);
       l->keep.clear();
     }
-    for (const auto& [l, slot] : rewritten_) {
-      if (std::any_of(live_.begin(), live_.end(), [&](const auto& x) { return x.get() == l; }))
-        write(*l, slot);
+    for (const auto& r : rewritten_) {
+      const bool open =
+          std::any_of(live_.begin(), live_.end(), [&](const auto& x) { return x.get() == r.first; });
+      if (open) write(*r.first, r.second);
     }
     rewritten_.clear();
     cache_.end_step();
@@ -329,13 +331,15 @@ class driver {
   std::vector<std::pair<live*, int32_t>> rewritten_;
 };
 
-cache small_cache(int32_t max_sequence_tokens = 0) {
+cache small_cache(int32_t max_sequence_tokens = 0, int32_t gathers = 1, int32_t sequences = 4) {
   static group_config g;
   g = {.shape = {.layers = 1, .kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8},
        .block_size = 4,
        .total = {32}};
-  return *cache::create(
-      {.groups = {&g, 1}, .max_sequences = 4, .max_sequence_tokens = max_sequence_tokens, .max_gathers = 1});
+  return *cache::create({.groups = {&g, 1},
+                         .max_sequences = sequences,
+                         .max_sequence_tokens = max_sequence_tokens,
+                         .max_gathers = gathers});
 }
 
 }  // namespace
@@ -414,6 +418,65 @@ TEST_CASE("a plan that contradicts itself is refused by name and changes nothing
   CHECK(a->retain({.form = drop_form::gather, .keep = 8}).error().code == errc::busy);
   c.end_step();
   CHECK(a->retain({.form = drop_form::gather, .keep = 8}));
+}
+
+TEST_CASE("a sequence is gathered once per step, since its keep-list is named by its place") {
+  cache c = small_cache(0, 4);
+  auto a = c.open({}, scope::shared());
+  auto b = c.open({}, scope::shared());
+  REQUIRE(a->extend(16));
+  REQUIRE(b->extend(16));
+  c.end_step();
+  REQUIRE(a->retain({.form = drop_form::gather, .keep = 12}));
+  const auto again = a->retain({.form = drop_form::gather, .keep = 8});
+  CHECK(again.error().code == errc::busy);
+  CHECK(std::string(again.error().field) == "commands");
+  CHECK(a->held() == 12);
+  CHECK(b->retain({.form = drop_form::gather, .keep = 8}));
+  c.end_step();
+  CHECK(a->retain({.form = drop_form::gather, .keep = 8}));
+}
+
+TEST_CASE("a drop that no empty list of commands could hold is refused for good, not as busy") {
+  cache c = small_cache(0, 0, 1);  // four commands
+  std::vector<token_id> text(20);
+  std::iota(text.begin(), text.end(), 0);
+  auto a = c.open({}, scope::shared());
+  REQUIRE(a->extend(20));
+  c.end_step();
+  REQUIRE(*a->commit(text) == 20);
+  const auto copies = a->retain({.form = drop_form::overwrite, .keep = 20}, 1);
+  CHECK(copies.error().code == errc::unsupported);
+  CHECK(std::string(copies.error().field) == "max_commands");
+  CHECK(copies.error().value == 5);
+  const auto gather = a->retain({.form = drop_form::gather, .keep = 4});
+  CHECK(gather.error().code == errc::unsupported);
+  CHECK(std::string(gather.error().field) == "max_gathers");
+  CHECK(a->committed() == 20);
+  CHECK(a->held() == 20);
+}
+
+TEST_CASE("positions end at 32 bits, by overwriting and by growing alike") {
+  group_config g{.shape = {.layers = 1, .kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8},
+                 .block_size = 65536,
+                 .total = {16384}};
+  cache c = *cache::create({.groups = {&g, 1}, .max_sequences = 1});
+  auto a = c.open({}, scope::shared());
+  const int32_t held = c.shape().max_sequence_tokens - 16;
+  REQUIRE(a->extend(held));
+  const int32_t rest = INT32_MAX - held - 8;
+  REQUIRE(a->retain({.form = drop_form::overwrite, .keep = 1}, rest / 2));
+  REQUIRE(a->retain({.form = drop_form::overwrite, .keep = 1}, rest - rest / 2));
+  CHECK(a->position() == INT32_MAX - 8);
+  const auto refused = a->retain({.form = drop_form::overwrite, .keep = 1}, 9);
+  CHECK(refused.error().code == errc::too_long);
+  CHECK(std::string(refused.error().field) == "position");
+  REQUIRE(a->extend(1));
+  CHECK(a->extend(8).error().code == errc::too_long);
+  REQUIRE(a->extend(7));
+  CHECK(a->position() == INT32_MAX);
+  CHECK(a->extend(1).error().code == errc::too_long);
+  CHECK(c.check_invariants() == nullptr);
 }
 
 TEST_CASE("endless text in constant blocks: the middle goes, the sinks are turned by what went") {

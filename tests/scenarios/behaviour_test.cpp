@@ -296,3 +296,42 @@ TEST_CASE("blocks that were just given back are available at once and survive no
   CHECK(c.count().blocks_cached == 0);
   CHECK(cached(c, tokens(75, 2000)) == 0);
 }
+
+TEST_CASE("evicting ahead of demand takes the oldest that nobody holds, of every account, and no more") {
+  const int32_t limits[] = {10, 10};
+  cache c = make(10, 16, {}, limits);
+  store(c, tokens(16, 1000), scope::shared(), {.account = 0});
+  store(c, tokens(32, 2000), scope::shared(), {.account = 1});
+  const sequence held = prefill(c, tokens(32, 3000), scope::shared(), {.account = 1});
+  CHECK(c.evict(0) == 0);
+  CHECK(c.evict(-1) == 0);
+  CHECK(c.evict(INT32_MIN) == 0);
+  CHECK(c.count().blocks_cached == 3);
+  CHECK(c.evict(1) == 1);  // of the account that has most in the cache, a leaf
+  CHECK(cached(c, tokens(32, 2000)) == 16);
+  CHECK(cached(c, tokens(16, 1000)) == 16);
+  CHECK(c.charged(1) == 3);
+  sound(c);
+  CHECK(c.evict(INT32_MAX) == 2);
+  CHECK(c.count().blocks_cached == 0);
+  CHECK(c.count().blocks_free == 8);
+  CHECK(c.charged(0) == 0);
+  CHECK(c.charged(1) == 2);
+  CHECK(c.evict(1) == 0);  // the rest is held
+  CHECK(cached(c, tokens(32, 3000)) == 32);
+  sound(c);
+}
+
+TEST_CASE("the blocks of a hit are listed as open would put them into a table, group by group") {
+  const group_config groups[] = {group_of_blocks(20, 4), group_of_blocks(10, 8)};
+  cache c = make(groups);
+  store(c, tokens(24, 1000));
+  std::vector<node_id> path(3);
+  REQUIRE(c.peek(tokens(25, 1000), scope::shared(), path) == 24);
+  std::vector<block_id> small(6), large(3);
+  CHECK(c.list_blocks(path, small, 0) == 6);
+  CHECK(c.list_blocks(path, large, 1) == 3);
+  const auto again = c.open(tokens(25, 1000), scope::shared());
+  CHECK(std::equal(small.begin(), small.end(), again->table(0).begin(), again->table(0).end()));
+  CHECK(std::equal(large.begin(), large.end(), again->table(1).begin(), again->table(1).end()));
+}

@@ -654,3 +654,20 @@ TEST_CASE("a thousand resets and a thousand caches leave the heap as it was") { 
   // framework keeps some). What leaks in every round costs at least a smallest chunk, 32 bytes, each time.
   CHECK(grown < 32 * rounds);
 }
+
+TEST_CASE("a list of blocks that has no room, or is of no group, is a violation and writes nothing") {
+  cache c = make(10, 4);
+  store(c, tokens(12, 1000));
+  std::vector<node_id> path(3);
+  REQUIRE(c.peek(tokens(13, 1000), scope::shared(), path) == 12);
+  violations seen;
+  std::vector<block_id> out(3, no_block);
+  CHECK(c.list_blocks(path, std::span(out).first(2)) == 0);
+  CHECK(seen.take() == 1);
+  CHECK(c.list_blocks(path, out, 1) == 0);
+  CHECK(c.list_blocks(path, out, -1) == 0);
+  CHECK(seen.take() == 2);
+  CHECK(out == std::vector<block_id>(3, no_block));
+  CHECK(c.list_blocks(path, out) == 3);
+  CHECK(seen.take() == 0);
+}

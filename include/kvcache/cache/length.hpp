@@ -90,7 +90,7 @@ result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexce
          c.tree.evict_one(c.pool, c.scopes, q.account, c.clock)) {
   }
   for (int32_t g = 0; g < c.geo.groups; ++g) grow(c, i, g, d[g]);
-  q.exclusive = c.geo.max_sequence_tokens;
+  q.exclusive = std::min(c.geo.max_sequence_tokens, INT32_MAX - q.dropped);  // positions are 32 bits
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const group_geometry& x = c.geo.group[g];
     // A lossy format's extend also looks after the seal of the block that is written.

@@ -157,22 +157,26 @@ status check_plan(const core<Traits>& c, int32_t i, const keep_plan& p) noexcept
   return {};
 }
 
-/// Carries out `p`. `overwritten` = tokens of the next step that take slots of others (drop_form::overwrite).
+// Keep-lists are named by place: a second gather of one place would be given the first one's list.
 template <class Traits>
-result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t overwritten,
-                        bool at_a_loss) noexcept {
-  if (p.form == drop_form::nothing) return retained{};
-  if (status s = check_plan(c, i, p); !s) return s;
-  sequence_state& q = c.seqs.state(i);
-  const int32_t drop = p.form == drop_form::overwrite ? overwritten : q.held - p.keep;
-  if (drop < 0 || drop > q.held) return {errc::bad_argument, "overwritten", drop};
-  if (drop == 0) return retained{};
-  drop_demand d[max_groups];
-  int32_t commands = 0;
-  int32_t ids = 0;
+bool gather_queued(const core<Traits>& c, int32_t i) noexcept {
+  const std::span<const int32_t> ids = c.commands.ids();
+  const std::span<const kvc_command> list = c.commands.view();
+  return std::any_of(list.begin(), list.end(), [&](const kvc_command& x) {
+    return x.op == KVC_OP_GATHER && ids[static_cast<size_t>(x.arg) + 2] == i;
+  });
+}
+
+// What the drop of `drop` tokens takes from every group, and whether its commands can be queued. What no
+// empty list could hold is not `busy`: waiting for it would never end.
+template <class Traits>
+status collect_drop(const core<Traits>& c, int32_t i, const keep_plan& p, int32_t drop,
+                    drop_demand (&d)[max_groups]) noexcept {
+  int64_t commands = 0;
+  int64_t ids = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const int32_t block_size = c.geo.group[g].block_size;
-    const int32_t columns = q.columns[g];
+    const int32_t columns = c.seqs.state(i).columns[g];
     if (p.form == drop_form::gather) {
       const int32_t kept = ceil_div(p.keep, block_size);
       d[g] = demand_of(c, i, g, kept, kept, columns);
@@ -187,7 +191,30 @@ result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t 
       commands += d[g].fresh;
     }
   }
-  if (!c.commands.room(commands, ids)) return {errc::busy, "commands", c.commands.size()};
+  if (commands > c.geo.max_commands) return {errc::unsupported, "max_commands", commands};
+  if (ids > c.geo.max_gather_ids) return {errc::unsupported, "max_gathers", 0};
+  const bool again = p.form == drop_form::gather && gather_queued(c, i);
+  if (again || !c.commands.room(static_cast<int32_t>(commands), static_cast<int32_t>(ids))) {
+    return {errc::busy, "commands", c.commands.size()};
+  }
+  return {};
+}
+
+/// Carries out `p`. `overwritten` = tokens of the next step that take slots of others (drop_form::overwrite).
+template <class Traits>
+result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t overwritten,
+                        bool at_a_loss) noexcept {
+  if (p.form == drop_form::nothing) return retained{};
+  if (status s = check_plan(c, i, p); !s) return s;
+  sequence_state& q = c.seqs.state(i);
+  const int32_t drop = p.form == drop_form::overwrite ? overwritten : q.held - p.keep;
+  if (drop < 0 || drop > q.held) return {errc::bad_argument, "overwritten", drop};
+  if (drop == 0) return retained{};
+  if (p.form == drop_form::overwrite && drop > INT32_MAX - q.held - q.dropped) {
+    return c.refuse({errc::too_long, "position", q.held + q.dropped});
+  }
+  drop_demand d[max_groups];
+  if (status s = collect_drop(c, i, p, drop, d); !s) return s;
   int32_t gain = 0;
   // Overwriting is not meant to give back: it keeps the sequence from growing.
   if (status s = admit_drop(c, i, d, at_a_loss || p.form == drop_form::overwrite, gain); !s) {
