@@ -15,14 +15,15 @@ here=$PWD
 
 # from_here PATH: what the caller meant, before this script changed into its root.
 from_here() { case $1 in /*) echo "$1" ;; *) echo "$here/$1" ;; esac; }
-usage() { sed -n '6,13s/^# \{0,3\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+usage() { sed -n '6,13s/^# \{0,3\}//p' "${BASH_SOURCE[0]}"; }
+wrong() { echo "error: $1" >&2; usage >&2; exit 2; }
 quick=0 json='' document=0 only='' passes=7 bin=''
 while [ $# -gt 0 ]; do
   case $1 in
     --quick) quick=1 passes=1 ;;
     --document) document=1 ;;
     --json | --only | --passes | --bin)
-      [ $# -ge 2 ] || { echo "error: $1 needs a value" >&2; usage; }
+      [ $# -ge 2 ] && [ -n "$2" ] || wrong "$1 needs a value"
       case $1 in
         --json) json=$(from_here "$2") ;;
         --only) only=$2 ;;
@@ -31,11 +32,13 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
-    *) echo "error: unknown option '$1'" >&2; usage ;;
+    -h | --help) usage; exit ;;
+    *) wrong "unknown option '$1'" ;;
   esac
   shift
 done
-[[ $passes =~ ^[1-9][0-9]?$ ]] || { echo "error: --passes is '$passes', not 1 to 99" >&2; usage; }
+[[ $passes =~ ^[1-9][0-9]?$ ]] || wrong "--passes is '$passes', not 1 to 99"
+[ -z "$json" ] || { [ -d "$(dirname "$json")" ] && [ ! -d "$json" ]; } || die "--json: '$json' cannot be written"
 if [ "$document" = 1 ] && [ "$quick$only" != 0 ]; then die "--document needs the whole run, without --quick or --only"; fi
 
 if [ -z "$bin" ]; then
@@ -57,6 +60,7 @@ if [ -n "$only" ]; then
     [ "$name" = compile ] || [ -x "$bin/${name}_bench" ] || die "--only: there is no $bin/${name}_bench"
     programs+=("$name")
   done
+  [ ${#programs[@]} -gt 0 ] || die "--only names no program"
 else
   [ -x "$bin/limits_bench" ] || die "--bin: there is no $bin/limits_bench"
   programs=(limits)  # first: what kind of machine this is

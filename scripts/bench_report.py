@@ -24,11 +24,15 @@ def collect(folder, programs):
         files = sorted((f for f in os.listdir(folder) if f.startswith(suite + ".") and f.endswith(".json")),
                        key=lambda f: int(f.split(".")[1]))
         for name in files:
-            with open(os.path.join(folder, name), encoding="utf-8") as f:
-                result = json.load(f)
-            if not result["benchmarks"]:
+            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as f:
+                text = f.read()
+            try:
+                benchmarks = json.loads(text)["benchmarks"]
+            except (ValueError, KeyError, TypeError):
+                sys.exit(f"error: {suite}_bench did not print results but {text[:60]!r}")
+            if not benchmarks:
                 sys.exit(f"error: {suite}_bench has no rows")
-            for b in result["benchmarks"]:
+            for b in benchmarks:
                 row = b["name"].removesuffix("/manual_time").split("/iterations:")[0]
                 if b.get("error_occurred"):
                     sys.exit(f"error: {suite}: {row}: {b.get('error_message', 'failed')}")

@@ -41,9 +41,13 @@ echo '{"benchmarks": [{"name": "d/manual_time", "error_occurred": true, "error_m
 stops 'y: d: blocks lost' "${report[@]}" "$work/results" y
 echo '{"benchmarks": []}' >"$work/results/z.1.json"
 stops 'z_bench has no rows' "${report[@]}" "$work/results" z
+printf 'junk' >"$work/results/j.1.json"
+stops "j_bench did not print results but 'junk'" "${report[@]}" "$work/results" j
 stops "unknown option '--fast'" "$source/scripts/bench.sh" --fast
 stops "passes is '0'" "$source/scripts/bench.sh" --passes 0
 stops 'there is no .*/nothing_bench' "$source/scripts/bench.sh" --bin "$bin" --only nothing
+stops 'only names no program' "$source/scripts/bench.sh" --bin "$bin" --only ,
+stops 'nowhere/x.json. cannot be written' "$source/scripts/bench.sh" --bin "$bin" --only cache --json "$work/nowhere/x.json"
 stops 'needs the whole run' "$source/scripts/bench.sh" --document --quick
 
 "$source/scripts/bench.sh" --quick --bin "$bin" --only cache --json "$work/cache.json" >"$work/out" 2>"$work/progress"
