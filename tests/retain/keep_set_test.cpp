@@ -392,3 +392,85 @@ TEST_CASE("windows keep what their names say, to the token or to the block") {
   CHECK(plan(kvcache::h2o{11, 10, 5}, 26, 8, false).keep == 21);
   CHECK(plan(kvcache::h2o{11, 10, 5}, 22, 8, true).keep == 21);
 }
+
+TEST_CASE("while decoding, heavy hitters follow the rule step by step and do not freeze on the prompt") {
+  // Per query head sums over what is held, a newcomer starts at 0 and has the column of its own step; one
+  // token goes per step. The library is fed the same weights through its observer.
+  std::mt19937 random(static_cast<std::uint32_t>(kvcache::test::test_seed("h2o decoding", 5)));
+  thread_pool pool(1);
+  int late = 0;
+  for (int round = 0; round < kvcache::test::effort(20); ++round) {
+    const tensors t(random, 60);
+    const kvcache::h2o policy{7, 4};
+    attention_observer seen(small_shape(), policy.needs, policy.watch(), false);
+    std::vector<std::vector<int>> held(kv_heads), right(kv_heads);
+    std::vector<std::vector<double>> sums(query_heads);
+    for (int i = 0; i < t.n; ++i) {
+      std::vector<float> lse2;
+      for (int h = 0; h < query_heads; ++h) {
+        const auto kv = static_cast<std::size_t>(h / group);
+        if (h % group == 0) {
+          right[kv].push_back(i);
+          held[kv].push_back(i);
+        }
+        std::vector<double>& sum = sums[static_cast<std::size_t>(h)];
+        sum.push_back(0);
+        double all = 0;
+        for (const int j : right[kv]) all += std::exp(t.score(t.query(h, i), h / group, j));
+        for (std::size_t s = 0; s < right[kv].size(); ++s)
+          sum[s] += std::exp(t.score(t.query(h, i), h / group, right[kv][s])) / all;
+        lse2.push_back(static_cast<float>(std::log2(all)));
+      }
+      const key_reader keys = [&](int h, wanted) {
+        head_keys out;
+        out.positions = held[static_cast<std::size_t>(h)];
+        const std::size_t slots = out.positions.size();
+        out.k.resize(slots * dim);
+        for (std::size_t s = 0; s < slots; ++s) {
+          for (int d = 0; d < dim; ++d)
+            out.k[static_cast<std::size_t>(d) * slots + s] =
+                t.k[static_cast<std::size_t>((h * t.n + out.positions[s]) * dim + d)];
+        }
+        out.norms.resize(slots);
+        return out;
+      };
+      seen.add(0, {t.q.data() + i * query_heads * dim, lse2.data(), std::span(&i, 1)}, keys, pool);
+      const keep_plan plan = policy.plan(
+          {.held = static_cast<int>(held[0].size()), .incoming = 0, .unit = 1, .prefill_end = false});
+      if (plan.form == kvcache::drop_form::nothing) continue;
+      const std::vector<head_keys> both{keys(0, wanted::keys), keys(1, wanted::keys)};
+      const auto looked = seen.look(0, i + 1, both, {}, pool);
+      for (std::size_t h = 0; h < kv_heads; ++h) {
+        // The rule: of the candidates before the last four the one with the least sum goes, ties to the
+        // higher.
+        std::size_t worst = 0;
+        const auto of_group = [&](std::size_t s) {
+          double x = 0;
+          for (std::size_t q = h * group; q < (h + 1) * group; ++q) x += sums[q][s];
+          return x;
+        };
+        for (std::size_t s = 0; s + 4 < right[h].size(); ++s) {
+          if (of_group(s) <= of_group(worst)) worst = s;
+        }
+        right[h].erase(right[h].begin() + static_cast<std::ptrdiff_t>(worst));
+        for (std::size_t q = h * group; q < (h + 1) * group; ++q)
+          sums[q].erase(sums[q].begin() + static_cast<std::ptrdiff_t>(worst));
+        std::vector<float> score(held[h].size());
+        policy.score(looked[h], score);
+        std::vector<std::int32_t> scratch(score.size()), list(score.size());
+        const auto n = kvcache::select_slots(score, {plan.sinks, plan.recent, {}}, plan.keep, scratch, list);
+        REQUIRE(n);
+        list.resize(static_cast<std::size_t>(*n));
+        seen.gather(0, static_cast<int>(h), list);
+        for (std::size_t s = 0; s < list.size(); ++s) held[h][s] = held[h][static_cast<std::size_t>(list[s])];
+        held[h].resize(list.size());
+        CAPTURE(round, i, h);
+        REQUIRE(held[h] == right[h]);
+      }
+    }
+    for (const auto& kept : held) {
+      for (const int p : kept) late += p >= 11 && p < t.n - 4;
+    }
+  }
+  CHECK(late > 0);
+}
