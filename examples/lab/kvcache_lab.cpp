@@ -287,7 +287,8 @@ int main(int argc, char** argv) {
   CLI::App app(
       "What a cache policy costs, at equal bytes. Verbs: cell, run, compare, tasks; each has --help.",
       "kvcache_lab");
-  const engine::common_options common;
+  engine::common_options common;
+  app.add_flag("--json", common.as_json, "errors as a JSON document");
   return engine::run_program(app, argc, argv, common, []() -> result<json> {
     return usage("missing", "verb", "one of cell, run, compare, tasks");
   });

@@ -83,8 +83,10 @@ class group_runner {
       if (known == nullptr || (row.control == "full" && !all_known)) {
         auto made = run_row(run, row, t);
         if (!made) return made.error();
-        json about = {{"policy", row.policy}, {"control", row.control}, {"settings", group_.settings}};
-        if (auto s = store_.add(key, about, *made); !s) return s;
+        const json about = {{"policy", row.policy}, {"control", row.control}, {"settings", group_.settings}};
+        if (known == nullptr) {
+          if (auto s = store_.add(key, about, *made); !s) return s;
+        }
         known = store_.find(key);
       }
       row.trials.push_back(*known);

@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <span>
 
-#include "kvcache/retain/any_retention.hpp"
+#include "kvcache/retain/concept.hpp"
+#include "kvcache/retain/observation.hpp"
 
 namespace lab {
 
@@ -21,7 +22,11 @@ struct random_choice {
   static constexpr kvcache::observe needs = kvcache::observe::nothing;
 
   kvcache::keep_plan plan(const kvcache::retain_lengths& n) const noexcept {
-    return kvcache::detail::keep_at_most(n, capacity, 0, 0, 1);
+    kvcache::keep_plan p;
+    if (n.held <= capacity) return p;
+    p.form = kvcache::drop_form::gather;
+    p.keep = capacity;
+    return p;
   }
   std::int32_t must_recompute() const noexcept { return 1; }
   kvcache::watch_options watch() const noexcept { return {}; }

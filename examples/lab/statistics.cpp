@@ -39,16 +39,16 @@ interval bootstrap_mean(std::span<const double> values, std::size_t run, std::ui
   constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
   interval out{mean(values), nothing, nothing};
   if (values.size() < 2 * run) return out;
-  // Runs may begin anywhere but at the very end: every value is drawn, those at the borders less often.
+  // Runs begin anywhere and go on from the front: every value is drawn as often, so the mean is not biased.
+  // Paper: Politis and Romano, A circular block-resampling procedure (1992).
   const std::size_t runs = values.size() / run;
-  const std::size_t starts = values.size() - run + 1;
   engine::splitmix64 random(seed);
   std::vector<double> means;
   for (int sample = 0; sample < resamples; ++sample) {
     double sum = 0;
     for (std::size_t i = 0; i < runs; ++i) {
-      const auto start = static_cast<std::size_t>(random.next() % starts);
-      for (std::size_t j = 0; j < run; ++j) sum += values[start + j];
+      const auto start = static_cast<std::size_t>(random.next() % values.size());
+      for (std::size_t j = 0; j < run; ++j) sum += values[(start + j) % values.size()];
     }
     means.push_back(sum / static_cast<double>(runs * run));
   }

@@ -48,6 +48,16 @@ TEST_CASE("neighbours that are alike widen the interval") {
   CHECK(runs.high - runs.low > 2 * (alone.high - alone.low));
 }
 
+TEST_CASE("values at the ends count as much as those between them") {
+  std::vector<double> values(40, 0.0);
+  for (std::size_t i = 0; i < 8; ++i) values[i] = values[39 - i] = 10;
+  const interval b = bootstrap_mean(values, 16);
+  CHECK(b.value == Approx(4));
+  CHECK(b.low < 4);
+  CHECK(b.high > 4);
+  CHECK((b.low + b.high) / 2 == Approx(4).margin(0.5));
+}
+
 TEST_CASE("too few values give no bounds instead of wrong ones") {
   CHECK(std::isnan(bootstrap_mean(std::vector<double>{1.0}).low));
   CHECK(std::isnan(bootstrap_mean(std::vector<double>{1.0, 2.0, 3.0}, 2).high));

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// kvcache_lab as a user runs it: documents, exit codes, resuming. With a small synthetic model, except where
+// tagged [sample].
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "program_runner.hpp"
+#include "support/environment.hpp"
+#include "synthetic_model.hpp"
+
+using namespace engine::test;
+using nlohmann::json;
+
+namespace {
+
+const std::string program = KVCACHE_LAB;
+
+struct lab_folder : scratch {
+  std::string model = file("m.gguf", synthetic_model({}).serialise());
+  std::string text;
+
+  lab_folder() {
+    std::string prose;
+    for (int i = 0; i < 40; ++i) prose += "the thing " + std::to_string(i * i) + " and another one; ";
+    text = file("text", prose);
+  }
+  std::string cell(const std::string& rest) const {
+    return program + " cell --json --model " + model + " --text-file " + text + " " + rest;
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream in(path + "/" + name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  }
+};
+
+constexpr const char* window_kl = "--task kl --start 0 --prompt 64 --score 32 ";
+
+}  // namespace
+
+TEST_CASE("a cell of running text has every figure, its interval, and every setting") {
+  const lab_folder folder;
+  const outcome o = run(folder.cell(std::string(window_kl) + "--policy window:32"));
+  INFO(o.out);
+  CHECK(o.code == 0);
+  const json d = o.document();
+  CHECK(d["schema"] == "kvcache.lab.cell.v1");
+  for (const char* key : {"kl_mean", "kl_p99", "kl_low", "kl_high", "top1", "top5", "nll", "nll_full",
+                          "bytes_held", "bytes_full", "bits_per_value"}) {
+    INFO(key);
+    CHECK(d[key].is_number());
+  }
+  CHECK(d["kl_mean"] > 0);
+  // 2 layers, 2 kv heads of 64, keys and values in f32: 2048 bytes a token.
+  CHECK(d["bytes_full"] == 64 * 2048);
+  CHECK(d["bytes_held"] == 32 * 2048);
+  CHECK(d["bits_per_value"] == 32);
+  CHECK(d["tokens_held"] == 32);
+  CHECK(d["measurable"] == true);
+  for (const char* key :
+       {"model_fnv", "text_fnv", "kv", "block", "chunk", "mode", "task", "length", "start", "score", "simd"})
+    CHECK(d["settings"].contains(key));
+  CHECK(d["by_distance"][0]["rows"] == 16);
+  CHECK(d["scores"][0]["kl"].size() == 32);
+}
+
+TEST_CASE("keeping everything changes no bit of any task") {
+  const lab_folder folder;
+  for (const std::string policy : {"full", "window:4000", "streaming_llm:sinks=4,window=4000,positions=text",
+                                   "h2o:heavy=2000,recent=2000"}) {
+    for (const std::string mode : {"oneshot", "stream"}) {
+      INFO(policy << " " << mode);
+      const json d =
+          run(folder.cell(std::string(window_kl) + "--mode " + mode + " --policy " + policy)).document();
+      CHECK(d["kl_mean"] == 0);
+      CHECK(d["top1"] == 1);
+      CHECK(d["top5"] == Approx(1));
+      CHECK(d["nll"] == d["nll_full"]);
+      CHECK(d["bytes_held"] == d["bytes_full"]);
+    }
+  }
+}
+
+TEST_CASE("a cell of a task counts trials and says when the model cannot solve it") {
+  const lab_folder folder;
+  for (const std::string question : {"inside", "after"}) {
+    const json d = run(folder.cell("--task passkey --length 128 --trials 3 --question " + question +
+                                   " --policy window:32"))
+                       .document();
+    CHECK(d["trials"] == 3);
+    CHECK(d["correct"] == 0);  // a random model knows no keys
+    CHECK(d["measurable"] == false);
+    CHECK(d["gate"].get<std::string>().find("0 of 3") != std::string::npos);
+    CHECK(d["settings"]["question"] == question);
+    CHECK(d["scores"][0]["tokens"] == (question == "inside" ? 4 : 5));
+    CHECK(d["scores"][0]["kl"].size() == d["scores"][0]["tokens"]);
+  }
+  const json repeat =
+      run(folder.cell("--task repeat --length 64 --trials 2 --score 32 --controls --policy window:32"))
+          .document();
+  CHECK(repeat["trials"] == 2);
+  CHECK(repeat["nll"].is_number());
+  CHECK(repeat["rows"].size() == 5);
+}
+
+TEST_CASE("no figure depends on threads") {
+  const lab_folder folder;
+  const std::string base = std::string(window_kl) + "--policy h2o:heavy=16,recent=16 --threads ";
+  CHECK(run(folder.cell(base + "1")).document() == run(folder.cell(base + "2")).document());
+}
+
+TEST_CASE("a user's file is a task") {
+  const lab_folder folder;
+  const std::string own = folder.file("own", std::string("{\"prompt\": \"one two\", \"answer\": \" three\"}\n"
+                                                         "{\"prompt\": \"a b\", \"options\": [\"c\", \"d\"], "
+                                                         "\"right\": 0}\n"));
+  const json d = run(folder.cell("--task user --policy full --user-file " + own)).document();
+  CHECK(d["trials"] == 2);
+  CHECK(d["settings"]["user_fnv"].get<std::string>().size() == 16);
+  const std::string bad = folder.file("bad", std::string("{\"prompt\": \"one two\"}\n"));
+  const outcome o = run(folder.cell("--task user --policy full --user-file " + bad));
+  expect_error(o, 3, "answer", "");
+  CHECK(o.document()["error"]["line"] == 1);
+  CHECK(o.document()["error"]["file"] == folder.path + "/bad");
+}
+
+TEST_CASE("wrong policies and options end with code 2 and name the key and what is allowed") {
+  const lab_folder folder;
+  const auto refuse = [&](const std::string& policy, const std::string& field, const std::string& allowed) {
+    INFO(policy);
+    const outcome o = run(folder.cell(std::string(window_kl) + "--policy '" + policy + "'"));
+    expect_error(o, 2, field, "");
+    CHECK(o.document()["error"]["value"].get<std::string>().find(allowed) != std::string::npos);
+  };
+  refuse("nothing:3", "policy", "streaming_llm");
+  refuse("h2o:heavy=64,resent=64", "resent", "recent");
+  refuse("h2o:heavy=x,recent=64", "heavy", "whole number");
+  refuse("snapkv:capacity=64,window=32,kernel=2", "kernel", "odd");
+  refuse("window", "window", "");
+  expect_error(run(folder.cell("--task nothing --policy full")), 2, "--task", "");
+  expect_error(run(folder.cell("--task user --policy full")), 2, "--user-file", "");
+  expect_error(run(folder.cell("--task kl --policy full --mode sometimes")), 2, "--mode", "");
+  expect_error(run(program + " cell --json --model x --task kl --policy full"), 2, "--text-file", "");
+  expect_error(run(program + " nothing --json"), 2, "arguments", "");
+  expect_error(run(program + " --json"), 2, "verb", "");
+  expect_error(run(folder.cell("--task kl --policy full --prompt 100000")), 2, "--prompt", "");
+  expect_error(run(folder.cell("--task kl --policy full --start 0 --prompt 900 --score 900")), 3,
+               "text.tokens", "");
+}
+
+TEST_CASE("a context shorter than asked about is warned of") {
+  const lab_folder folder;
+  const json quiet = run(folder.cell(std::string(window_kl) + "--policy full --about 64")).document();
+  CHECK(quiet["warnings"].empty());
+  const json d = run(folder.cell(std::string(window_kl) + "--policy full --about 4096")).document();
+  REQUIRE(d["warnings"].size() == 1);
+  CHECK(d["warnings"][0].get<std::string>().find("4096") != std::string::npos);
+}
+
+TEST_CASE("cells whose settings differ are not compared, and the setting is named") {
+  const lab_folder folder;
+  const auto save = [&](const std::string& name, const std::string& rest) {
+    return folder.file(name, run(folder.cell("--task passkey --length 128 " + rest)).out);
+  };
+  const std::string a = save("a", "--trials 3 --policy window:32");
+  const std::string b = save("b", "--trials 3 --policy window:64");
+  const std::string fewer = save("fewer", "--trials 2 --policy window:64");
+  const std::string stream = save("stream", "--trials 3 --policy window:64 --mode stream");
+  const std::string half = save("half", "--trials 3 --policy window:64 --kv f16");
+  const auto compare = [&](const std::string& x, const std::string& y) {
+    return run(program + " compare --json --a " + x + " --b " + y);
+  };
+  const outcome same = compare(a, b);
+  CHECK(same.code == 0);
+  CHECK(same.document()["verdict"] == "no difference shown");
+  expect_error(compare(a, fewer), 3, "trials", "3 and 2");
+  expect_error(compare(b, stream), 3, "mode", "\"oneshot\" and \"stream\"");
+  expect_error(compare(b, half), 3, "kv", "\"f32\" and \"f16\"");
+  expect_error(compare(a, folder.file("other", std::string("{}"))), 3, "schema", "");
+  expect_error(compare(a, folder.file("no", std::string("x"))), 3, "file", "");
+}
+
+TEST_CASE("a run that was stopped goes on where it was and reports the same") {
+  const lab_folder folder;
+  const std::string rest = " --json --model " + folder.model + " --text-file " + folder.text +
+                           " --task passkey,kl --length 64 --trials 2 --score 16 --policy window:32 --policy "
+                           "h2o:heavy=16,recent=16 ";
+  const outcome whole = run(program + " run --out " + folder.path + "/one" + rest);
+  INFO(whole.out);
+  REQUIRE(whole.code == 0);
+  const std::string results = folder.read("one/results.jsonl");
+  const auto lines = static_cast<int>(std::count(results.begin(), results.end(), '\n'));
+  CHECK(lines == 2 * 2 * (2 + 2 * 3));  // tasks, trials, full and none, policies with two controls each
+  CHECK(folder.read("one/report.svg").rfind("<svg", 0) == 0);
+  CHECK(folder.read("one/report.md").find("| `window:window=32` | 50.0 % |") != std::string::npos);
+  // Stopped in the middle of a line.
+  std::filesystem::create_directory(folder.path + "/two");
+  std::size_t cut = 0;
+  for (int i = 0; i < 11; ++i) cut = results.find('\n', cut) + 1;
+  std::ofstream(folder.path + "/two/results.jsonl", std::ios::binary) << results.substr(0, cut + 40);
+  const outcome rested = run(program + " run --out " + folder.path + "/two" + rest);
+  CHECK(rested.code == 0);
+  CHECK(rested.out == whole.out);
+  CHECK(folder.read("two/report.md") == folder.read("one/report.md"));
+  CHECK(std::filesystem::file_size(folder.path + "/two/results.jsonl") == results.size());
+  // Nothing is left to do: the file does not grow. Another setting is another result.
+  CHECK(run(program + " run --out " + folder.path + "/two" + rest).out == whole.out);
+  CHECK(folder.read("two/results.jsonl").size() == results.size());
+  CHECK(run(program + " run --out " + folder.path + "/two --seed 1" + rest).code == 0);
+  CHECK(folder.read("two/results.jsonl").size() > results.size());
+}
+
+TEST_CASE("a damaged results file is named with its line") {
+  const lab_folder folder;
+  std::filesystem::create_directory(folder.path + "/out");
+  folder.file("out/results.jsonl", std::string("{}\n"));
+  const outcome o = run(program + " run --json --out " + folder.path + "/out --model " + folder.model +
+                        " --task passkey --length 64 --trials 1 --policy full");
+  expect_error(o, 3, "results", "not a result");
+  CHECK(o.document()["error"]["line"] == 1);
+}
+
+TEST_CASE("the tasks are listed") {
+  const json d = run(program + " tasks --json").document();
+  CHECK(d["tasks"][0]["name"] == "passkey");
+  CHECK(d["tasks"].size() >= 15);
+}
+
+// Independent reference, first 1,024 tokens of the text: 4 sinks + recent at 20 %, KL 0.1035; window alone
+// 0.805; H2O 0.0511; full NLL 3.147. Here a smaller window, so that it is quick: only the order is asked for.
+TEST_CASE("on the real model sinks are worth more than anything else", "[sample]") {
+  const std::string base = program + " cell --json --threads 2 --model '" + kvcache::test::model_path() +
+                           "' --task kl --start 0 --prompt 96 --score 32 --text-file '" +
+                           kvcache::test::data_path("text.txt") + "' --policy ";
+  const json sinks = run(base + "streaming_llm:sinks=4,window=44,positions=text --controls").document();
+  CHECK(sinks["bytes_held"] == 48 * 46080);
+  CHECK(sinks["kl_mean"] > 0);
+  const json& window = sinks["rows"][3];
+  REQUIRE(window["control"] == "window");
+  CHECK(window["bytes_held"] == sinks["bytes_held"]);
+  CHECK(window["kl"]["value"] > 3 * sinks["kl_mean"].get<double>());
+  CHECK(sinks["rows"][2]["against_window"]["verdict"] == "better");
+}
