@@ -420,6 +420,27 @@ TEST_CASE("a plan that contradicts itself is refused by name and changes nothing
   CHECK(a->retain({.form = drop_form::gather, .keep = 8}));
 }
 
+TEST_CASE("a drop whose copies find no blocks is refused, names how many are missing, and changes nothing") {
+  cache c = small_cache();
+  std::vector<token_id> text(128);
+  std::iota(text.begin(), text.end(), 0);
+  auto a = c.open({}, scope::shared());
+  REQUIRE(a->extend(128));  // all blocks
+  c.end_step();
+  REQUIRE(*a->commit(text) == 128);  // none of them may be written any more
+  const auto refused = a->retain({.form = drop_form::gather, .keep = 8});
+  CHECK(refused.error().code == errc::out_of_blocks);
+  CHECK(refused.error().value == 2);
+  CHECK(a->committed() == 128);
+  CHECK(a->held() == 128);
+  CHECK(c.commands().size() == 0);
+  CHECK(c.check_invariants() == nullptr);
+  REQUIRE(*a->truncate(120) == 120);  // two blocks in the cache: gone when they are needed
+  CHECK(a->retain({.form = drop_form::gather, .keep = 8}));
+  CHECK(c.count().blocks_used == 2);
+  CHECK(c.check_invariants() == nullptr);
+}
+
 TEST_CASE("a sequence is gathered once per step, since its keep-list is named by its place") {
   cache c = small_cache(0, 4);
   auto a = c.open({}, scope::shared());
