@@ -339,6 +339,21 @@ HWY_INLINE void add_vectors(D d, const value_view& v, int32_t channel, uint64_t 
   }
 }
 
+/// What is left of a head dim, from channel `c`, that is no multiple of the widths of add_channels.
+template <class T, int R>
+HWY_NOINLINE void add_rest(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim,
+                           int32_t c) {
+  const tag_f d;
+  constexpr asking none = asking::nothing;
+  if constexpr (vectors_of(R) > 2) {
+    for (; c + 2 * lanes <= dim; c += 2 * lanes) add_vectors<T, R, 2, none>(d, v, c, seen, w, acc + c, dim);
+  }
+  for (; c + lanes <= dim; c += lanes) add_vectors<T, R, 1, none>(d, v, c, seen, w, acc + c, dim);
+  if constexpr (lanes > 8) {
+    if (c < dim) add_vectors<T, R, 1, none>(tag_8(), v, c, seen, w, acc + c, dim);
+  }
+}
+
 template <class T, int R, asking Ask>
 HWY_INLINE void add_channels(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
   const tag_f d;
@@ -350,15 +365,7 @@ HWY_INLINE void add_channels(const value_view& v, uint64_t seen, const float* w,
   if constexpr (wide > 4) {
     for (; c + 4 * lanes <= dim; c += 4 * lanes) add_vectors<T, R, 4, Ask>(d, v, c, seen, w, acc + c, dim);
   }
-  // What is left of a head dim that is no multiple of the widths above.
-  if constexpr (wide > 2) {
-    for (; c + 2 * lanes <= dim; c += 2 * lanes)
-      add_vectors<T, R, 2, asking::nothing>(d, v, c, seen, w, acc + c, dim);
-  }
-  for (; c + lanes <= dim; c += lanes) add_vectors<T, R, 1, asking::nothing>(d, v, c, seen, w, acc + c, dim);
-  if constexpr (lanes > 8) {
-    if (c < dim) add_vectors<T, R, 1, asking::nothing>(tag_8(), v, c, seen, w, acc + c, dim);
-  }
+  if (c < dim) add_rest<T, R>(v, seen, w, acc, dim, c);
 }
 
 template <class T, int R>
