@@ -32,12 +32,13 @@ refusal refused(const char* text) {
   return {std::string(p.key), std::string(p.text), p.allowed};
 }
 
-// A scorer of a user's own: the whole of it. [own_scorer]
+// A scorer of a user's own: the whole of it.
+// [own_scorer]
 struct biggest_value {
   int32_t capacity = 64;
   static constexpr observe needs = observe::last_row;
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return detail::keep_at_most(n, capacity, 4, 16, 1);  // sinks, recent, drop every token
+    return keep_at_most(n, capacity, 4, 16, 1);  // sinks, recent, drop every token
   }
   constexpr int32_t must_recompute() const noexcept { return 1; }
   constexpr watch_options watch() const noexcept { return {.queries = 1}; }

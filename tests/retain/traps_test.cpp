@@ -26,7 +26,7 @@ struct never_asked {
   std::int32_t capacity = 0;
   static constexpr kvcache::observe needs = kvcache::observe::last_row;
   kvcache::keep_plan plan(const kvcache::retain_lengths& n) const noexcept {
-    return kvcache::detail::keep_at_most(n, capacity, 0, 0, 1);
+    return kvcache::keep_at_most(n, capacity, 0, 0, 1);
   }
   std::int32_t must_recompute() const noexcept { return 1; }
   kvcache::watch_options watch() const noexcept { return {.queries = 1}; }
@@ -38,7 +38,7 @@ struct never_asked {
 struct sums {
   static constexpr kvcache::observe needs = kvcache::observe::column_sums;
   kvcache::keep_plan plan(const kvcache::retain_lengths& n) const noexcept {
-    return kvcache::detail::keep_at_most(n, n.held - 1, 0, 0, 1);
+    return kvcache::keep_at_most(n, n.held - 1, 0, 0, 1);
   }
   std::int32_t must_recompute() const noexcept { return 1 << 20; }
   kvcache::watch_options watch() const noexcept { return {}; }

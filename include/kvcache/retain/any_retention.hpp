@@ -28,6 +28,7 @@ struct budget_rule {
   int32_t floor_above = 1;                     ///< numerator of the sure share of the uniform budget
   int32_t floor_below = 5;                     ///< its denominator
 
+  /// Equal in every number.
   constexpr bool operator==(const budget_rule&) const noexcept = default;
 };
 

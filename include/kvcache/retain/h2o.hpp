@@ -31,16 +31,14 @@ struct h2o {
 
   /// To heavy + recent tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return detail::keep_at_most(n, heavy + recent, 0, recent, every);
+    return keep_at_most(n, heavy + recent, 0, recent, every);
   }
   /// All of the prompt: each of its queries counts.
   constexpr int32_t must_recompute() const noexcept { return std::numeric_limits<int32_t>::max(); }
   /// All queries.
   constexpr watch_options watch() const noexcept { return {}; }
   /// The sum over the group.
-  constexpr void score(const observation& o, std::span<float> out) const noexcept {
-    detail::add_group(o, out);
-  }
+  constexpr void score(const observation& o, std::span<float> out) const noexcept { add_group(o, out); }
 };
 static_assert(token_scorer<h2o>);
 

@@ -44,7 +44,7 @@ struct moved_queries {
 
   /// To `capacity` tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return detail::keep_at_most(n, capacity, sinks, recent, every);
+    return keep_at_most(n, capacity, sinks, recent, every);
   }
   /// All of the prompt: each of its queries counts.
   constexpr int32_t must_recompute() const noexcept { return std::numeric_limits<int32_t>::max(); }

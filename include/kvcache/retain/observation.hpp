@@ -61,9 +61,7 @@ constexpr bool keeps_whole_layer() noexcept {
   }
 }
 
-namespace detail {
-
-/// Adds the rows of all query heads: the sum over a group, which orders as its mean does.
+/// Adds the rows of all query heads to `out` [held]: the sum over a group, which orders as its mean does.
 constexpr void add_group(const observation& o, std::span<float> out) noexcept {
   for (int32_t q = 0; q < o.queries; ++q) {
     const std::span<const float> row = o.of(q);
@@ -71,7 +69,8 @@ constexpr void add_group(const observation& o, std::span<float> out) noexcept {
   }
 }
 
-/// Drops to `keep` tokens as soon as `every` more are held, or at the end of the prompt.
+/// The plan of a policy with a capacity: down to `keep` tokens as soon as `every` more are held, or at the
+/// end of the prompt, with the first `sinks` and the last `recent` among them as far as they fit.
 constexpr keep_plan keep_at_most(const retain_lengths& n, int32_t keep, int32_t sinks, int32_t recent,
                                  int32_t every) noexcept {
   if (keep < 1 || n.held <= keep) return {};
@@ -84,5 +83,7 @@ constexpr keep_plan keep_at_most(const retain_lengths& n, int32_t keep, int32_t 
   return p;
 }
 
+namespace detail {
+using kvcache::keep_at_most;
 }  // namespace detail
 }  // namespace kvcache

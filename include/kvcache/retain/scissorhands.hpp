@@ -35,7 +35,7 @@ struct scissorhands {
 
   /// To `capacity` tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return detail::keep_at_most(n, capacity, 0, recent, every);
+    return keep_at_most(n, capacity, 0, recent, every);
   }
   /// The history.
   constexpr int32_t must_recompute() const noexcept { return history; }
@@ -43,7 +43,7 @@ struct scissorhands {
   constexpr watch_options watch() const noexcept { return {.queries = history}; }
   /// Hits per query that could have hit.
   constexpr void score(const observation& o, std::span<float> out) const noexcept {
-    detail::add_group(o, out);
+    add_group(o, out);
     for (size_t i = 0; i < out.size(); ++i) out[i] /= static_cast<float>(std::max(o.seen[i], 1));
   }
 };

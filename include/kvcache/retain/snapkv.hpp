@@ -44,7 +44,7 @@ struct snapkv {
 
   /// To `capacity` tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return detail::keep_at_most(n, capacity, 0, window, every);
+    return keep_at_most(n, capacity, 0, window, every);
   }
   /// The window: its queries vote.
   constexpr int32_t must_recompute() const noexcept { return window; }

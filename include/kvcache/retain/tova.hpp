@@ -30,16 +30,14 @@ struct tova {
 
   /// To `capacity` tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return detail::keep_at_most(n, capacity, 0, 0, every);
+    return keep_at_most(n, capacity, 0, 0, every);
   }
   /// The last token.
   constexpr int32_t must_recompute() const noexcept { return 1; }
   /// One query.
   constexpr watch_options watch() const noexcept { return {.queries = 1}; }
   /// The sum over the group; heads are added up by who selects.
-  constexpr void score(const observation& o, std::span<float> out) const noexcept {
-    detail::add_group(o, out);
-  }
+  constexpr void score(const observation& o, std::span<float> out) const noexcept { add_group(o, out); }
 };
 static_assert(token_scorer<tova> && keeps_whole_layer<tova>());
 
