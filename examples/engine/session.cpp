@@ -657,13 +657,24 @@ status session_cache::parts::gather_whole(state& s, const keep_plan& plan,
 }
 
 status session_cache::parts::gather_heads(state& s, const std::vector<std::vector<std::int32_t>>& kept) {
+  // All heads or none: blocks that forks can see are replaced, and there must be enough for all of them.
+  const int block = config.block_size;
+  std::int64_t fresh = 0;
+  for (std::size_t h = 0; h < kept.size(); ++h) {
+    if (kept[h].size() == s.positions[h].size()) continue;
+    const auto columns = static_cast<std::size_t>(kvcache::ceil_div(static_cast<int>(kept[h].size()), block));
+    for (const kvcache::block_id b : s.heads[h].table().first(columns)) fresh += heads->pool().immutable(b);
+  }
+  if (fresh > heads->pool().free_blocks())
+    return cannot_run("out_of_blocks", "blocks", std::to_string(fresh));
   for (std::size_t h = 0; h < kept.size(); ++h) {
     if (kept[h].size() == s.positions[h].size()) continue;
     keep_plan exact;
     exact.form = drop_form::gather;
     exact.keep = static_cast<std::int32_t>(kept[h].size());
     // Some heads gain and some lose a block: whether it is worth it was the policy's decision.
-    if (auto done = s.heads[h].retain(exact, 0, true); !done) return to_error(done.error());
+    const auto done = s.heads[h].retain(exact, 0, true);
+    require(done.error());
     std::vector<kvc_keep> keeps(static_cast<std::size_t>(config.max_sequences * head_count()));
     keeps[static_cast<std::size_t>(s.heads[h].place())] = {kept[h].data(), 0, 0};
     run_split_commands(keeps);

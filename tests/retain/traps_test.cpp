@@ -252,6 +252,42 @@ TEST_CASE("when blocks run out a drop changes nothing, and works once there are 
   CHECK(cache->check() == nullptr);
 }
 
+TEST_CASE("heads with tables of their own drop all together or not at all") {
+  const char* text = "far_rms:capacity=40,recent=8,budget=global,every=8";
+  const auto first = some_text(55);
+  const auto more = some_text(12, 8);
+  const auto roomy = new_cache();
+  session alone = begin(model(), *roomy, text, {.mode = drop_mode::stream});
+  feed(alone, first);
+  const auto cache = new_cache(9);  // nine blocks' worth per head, too
+  auto a = std::make_unique<session>(begin(model(), *cache, text, {.mode = drop_mode::stream}));
+  feed(*a, first);
+  REQUIRE(a->split());
+  auto b = a->fork();
+  REQUIRE(b);
+  // The drop that is due replaces what they share, for which there are not enough blocks.
+  int computed = 0;
+  status refused;
+  for (; refused && computed < 12; ++computed) {
+    const auto before = kept_of(*b, shape());
+    const auto fed = b->feed({&more[static_cast<std::size_t>(computed)], 1});
+    feed(alone, {&more[static_cast<std::size_t>(computed)], 1});
+    if (fed) continue;
+    refused = fed.error();
+    auto grown = before;
+    for (auto& kept : grown) kept.push_back(b->position() - 1);
+    CHECK(kept_of(*b, shape()) == grown);
+  }
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().code == "out_of_blocks");
+  CHECK(cache->check() == nullptr);
+  a.reset();
+  REQUIRE(b->compress());
+  CHECK(kept_of(*b, shape()) == kept_of(alone, shape()));
+  const auto rest = some_text(3, 9);
+  CHECK(feed(*b, rest) == feed(alone, rest));
+}
+
 TEST_CASE("column sums add up to the number of queries") {
   const auto cache = new_cache();
   auto s = session::create(model(), *cache, {sums{}, {}}, {.chunk = 13});
