@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "cell.hpp"
+#include "known.hpp"
 #include "report.hpp"
 #include "session_bench.hpp"
 
@@ -133,7 +134,7 @@ void make_quick(matrix_options& o) {
   if (o.tasks.empty()) o.tasks = {"passkey", "repeat", "kl"};
   if (o.lengths.empty()) o.lengths = {256};
   if (o.policies.empty())
-    o.policies = {"full", "streaming_llm:sinks=4,window=60,positions=text", "h2o:heavy=32,recent=32",
+    o.policies = {"streaming_llm:sinks=4,window=60,positions=text", "h2o:heavy=32,recent=32",
                   "snapkv:capacity=64,window=32,kernel=1"};
   o.lab.trials = std::min(o.lab.trials, 3);
   o.lab.score = std::min(o.lab.score, 64);
@@ -144,7 +145,7 @@ void make_whole(matrix_options& o) {
     o.tasks = {"passkey", "two_keys", "first_turn", "repeat", "key_values", "edits", "sums", "kl"};
   if (o.lengths.empty()) o.lengths = {512, 1024};
   if (o.policies.empty())
-    o.policies = {"full", "streaming_llm:sinks=4,window=124,positions=text", "h2o:heavy=64,recent=64",
+    o.policies = {"streaming_llm:sinks=4,window=124,positions=text", "h2o:heavy=64,recent=64",
                   "snapkv:capacity=128,window=32,kernel=1"};
 }
 
@@ -184,6 +185,9 @@ result<json> matrix(matrix_options o) {
   if (auto s = write_file(out / "report.md", table); !s) return s.error();
   if (auto s = write_file(out / "report.svg", lab::report_svg(*report)); !s) return s.error();
   if (!o.lab.common.as_json) std::printf("%s", table.c_str());
+  if (o.quick) {
+    if (auto s = lab::check_known(*report); !s) return s.error();
+  }
   return report;
 }
 

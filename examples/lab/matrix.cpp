@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 namespace lab {
 namespace {
@@ -31,7 +32,7 @@ std::vector<matrix_row> rows_of(const matrix_plan& plan) {
   std::vector<matrix_row> rows = {{"", "full", {}}, {"", "none", {}}};
   for (const std::string& policy : plan.policies) {
     rows.push_back({policy, "", {}});
-    if (!plan.controls) continue;
+    if (!plan.controls || policy == "full") continue;
     rows.push_back({policy, "window", {}});
     rows.push_back({policy, "random", {}});
   }
@@ -76,6 +77,7 @@ class group_runner {
         work_of(t, group_.rows.size(), options_.how) / static_cast<double>(group_.rows.size());
     const bool all_known = complete(t);
     trial_run run(bench_, t);
+    controls_.clear();
     for (matrix_row& row : group_.rows) {
       const std::string key = key_of(row, t);
       const trial_score* known = store_.find(key);
@@ -105,7 +107,12 @@ class group_runner {
     const std::string text = row.control == "window"
                                  ? window_of(policy->bytes_held, token_bytes)
                                  : random_of(policy->bytes_held, token_bytes, options_.seed + 1);
-    return run.policy(text, options_.how);
+    // Policies of equal bytes share their controls.
+    const auto at = controls_.find(text);
+    if (at != controls_.end()) return at->second;
+    auto made = run.policy(text, options_.how);
+    if (made) controls_[text] = *made;
+    return made;
   }
 
   const lab_options& options_;
@@ -113,6 +120,7 @@ class group_runner {
   bench& bench_;
   result_store& store_;
   progress& shown_;
+  std::map<std::string, trial_score> controls_;  ///< of the trial under way, by their text
 };
 
 }  // namespace

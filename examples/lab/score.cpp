@@ -63,7 +63,9 @@ trial_score score_rows(const trial& t, std::span<const continuation> options, co
     if (right.targets[row] == unscored) continue;
     const auto logits = row_at(rows[t.right], row, vocabulary);
     ++out.tokens;
-    if (engine::greedy(logits) == right.targets[row]) ++out.tokens_right;
+    const bool is_right = engine::greedy(logits) == right.targets[row];
+    out.tokens_right += is_right ? 1 : 0;
+    out.right.push_back(is_right ? 1 : 0);
     out.nll.push_back(negative_log(logits, right.targets[row]));
   }
   if (full != nullptr) compare_with_full(t, right, rows[t.right], (*full)[t.right], vocabulary, out);

@@ -62,6 +62,7 @@ struct trial_score {
   bool correct = false;  ///< the right option, or every scored answer token, is the most likely one
   int tokens = 0;        ///< of the right option that were scored
   int tokens_right = 0;
+  std::vector<double> right;   ///< of each scored token, 1: it is the most likely one
   std::vector<double> nll;     ///< of each scored token of the right option
   std::vector<double> kl;      ///< from the full cache, for each row of the right option
   std::vector<double> top1;    ///< 1: same most likely token

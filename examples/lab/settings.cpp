@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "generators.hpp"
 #include "summary.hpp"
@@ -17,6 +18,17 @@ using engine::json;
 
 std::string leaf_of(const std::string& path) {
   return std::filesystem::path(path).filename().string();
+}
+
+// Of this program, so that a results file never answers for another build. Empty where the system does not
+// say which file that is.
+const std::string& program_hash() {
+  static const std::string hash = [] {
+    std::ifstream in("/proc/self/exe", std::ios::binary);
+    const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    return bytes.empty() ? std::string() : hex16(fnv1a(bytes));
+  }();
+  return hash;
 }
 
 engine::error damaged(const std::string& path, int line, const std::string& what) {
@@ -143,7 +155,7 @@ engine::result<result_store> result_store::open(const std::string& path) {
 
 std::string result_store::key_of(const json& settings, const std::string& policy, const std::string& control,
                                  const std::string& trial) {
-  std::uint64_t hash = fnv1a(engine::to_text(settings));
+  std::uint64_t hash = fnv1a(engine::to_text(settings), fnv1a(program_hash()));
   for (const std::string* part : {&policy, &control, &trial}) hash = fnv1a("\n" + *part, hash);
   return hex16(hash);
 }

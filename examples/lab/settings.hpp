@@ -53,7 +53,8 @@ struct setting_difference {
 };
 setting_difference first_difference(const engine::json& a, const engine::json& b);
 
-/// Scores by a hash of all settings, policy, control and trial; in a file, one JSON object per line.
+/// Scores by a hash of this program, all settings, policy, control and trial; in a file, one JSON object per
+/// line.
 class result_store {
  public:
   /// Reads what the file has; it need not exist. An incomplete last line, left by a run that was stopped, is

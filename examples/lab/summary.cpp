@@ -28,6 +28,7 @@ double of_trial(measure m, const trial_score& t) {
 }
 
 const std::vector<double>& rows_of(measure m, const trial_score& t) {
+  if (m == measure::tokens) return t.right;
   return m == measure::nll ? t.nll : t.kl;
 }
 
@@ -46,8 +47,7 @@ std::vector<double> each_row(measure m, std::span<const trial_score> trials) {
 // Trials are the independent unit. Where there are too few of them, runs of rows have to do.
 interval mean_with_bounds(measure m, std::span<const trial_score> trials) {
   const std::vector<double> values = each_trial(m, trials);
-  const bool has_rows = m == measure::nll || m == measure::kl;
-  if (trials.size() >= few || !has_rows) return bootstrap_mean(values);
+  if (trials.size() >= few || m == measure::correct) return bootstrap_mean(values);
   interval out = bootstrap_mean(each_row(m, trials), rows_in_run);
   out.value = mean(values);
   return out;
@@ -120,12 +120,16 @@ engine::result<contrast> compare_trials(measure m, std::span<const trial_score> 
     if (a[i].trial != b[i].trial)
       return engine::bad_input("not_comparable", "trial", a[i].trial + " and " + b[i].trial);
   }
-  const bool by_rows = a.size() < few && (m == measure::nll || m == measure::kl);
+  const bool by_rows = a.size() < few && m != measure::correct;
   std::vector<double> first = by_rows ? each_row(m, a) : each_trial(m, a);
   const std::vector<double> second = by_rows ? each_row(m, b) : each_trial(m, b);
   for (std::size_t i = 0; i < first.size() && i < second.size(); ++i) first[i] -= second[i];
   contrast out;
   out.difference = bootstrap_mean(first, by_rows ? rows_in_run : 1);
+  if (a.size() < few && !by_rows) {
+    out.verdict = "too few trials";
+    return out;
+  }
   const bool more = out.difference.low > 0;
   const bool less = out.difference.high < 0;
   if (more || less) out.verdict = more == rises(m) ? "better" : "worse";
@@ -180,6 +184,7 @@ json to_json(const trial_score& s) {
           {"correct", s.correct},
           {"tokens", s.tokens},
           {"tokens_right", s.tokens_right},
+          {"right", s.right},
           {"nll", s.nll},
           {"kl", s.kl},
           {"top1", s.top1},
@@ -197,6 +202,7 @@ engine::result<trial_score> score_from_json(const json& j) {
     j.at("correct").get_to(out.correct);
     j.at("tokens").get_to(out.tokens);
     j.at("tokens_right").get_to(out.tokens_right);
+    j.at("right").get_to(out.right);
     j.at("nll").get_to(out.nll);
     j.at("kl").get_to(out.kl);
     j.at("top1").get_to(out.top1);

@@ -49,7 +49,8 @@ double quality(measure m, const summary& full, const summary& none, const summar
 /// Two configurations on the same trials.
 struct contrast {
   interval difference;  ///< first minus second, in the measure's unit; paired bootstrap
-  const char* verdict = "no difference shown";  ///< "better", "worse": the interval does not hold zero
+  /// "better", "worse": the interval does not hold zero. "too few trials": nothing can be said.
+  const char* verdict = "no difference shown";
 };
 
 /// Fails: bad_input "not_comparable" when the trials are not the same.

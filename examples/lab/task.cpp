@@ -14,7 +14,7 @@ using engine::specials;
 using trials_or_error = engine::result<std::vector<trial>>;
 
 constexpr task_info all_tasks[] = {
-    {"passkey", measure::correct, true, false, "a key of five digits at ten depths of filler text"},
+    {"passkey", measure::correct, true, false, "a key of five digits, from shallow to deep in filler text"},
     {"two_keys", measure::correct, true, false, "two keys, one of them asked for"},
     {"first_turn", measure::correct, true, false,
      "a key told in the first turn of a chat, asked for in the last"},
