@@ -147,7 +147,8 @@ TEST_CASE("every field that a C++ status can name is a field of the C API") {
   int found = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(include)) {
     if (entry.path().extension() != ".hpp") continue;
-    if (entry.path().parent_path().filename() == "interop") continue;  // C++ only
+    const std::string folder = entry.path().parent_path().filename().string();
+    if (folder == "interop" || folder == "retain") continue;  // C++ only
     std::ifstream file(entry.path());
     std::stringstream text;
     text << file.rdbuf();
