@@ -404,6 +404,7 @@ TEST_CASE("a plan that contradicts itself is refused by name and changes nothing
     CHECK(std::string(r.error().field) == field);
     CHECK(a->held() == 16);
   };
+  refused({.form = static_cast<drop_form>(9), .keep = 8}, "plan");
   refused({.form = drop_form::gather, .keep = 0}, "keep");
   refused({.form = drop_form::gather, .keep = 17}, "keep");
   refused({.form = drop_form::gather, .keep = 8, .sinks = 9}, "sinks");

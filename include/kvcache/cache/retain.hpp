@@ -147,6 +147,7 @@ status check_plan(const core<Traits>& c, int32_t i, const keep_plan& p) noexcept
     // Codes that were packed together cannot be moved apart without packing them anew.
     if (c.geo.group[g].format.lossy) return {errc::unsupported, "format", g};
   }
+  if (p.form > drop_form::gather) return {errc::bad_argument, "plan", static_cast<int64_t>(p.form)};
   if (q.held != q.accepted) return {errc::busy, "drafts", q.held - q.accepted};
   if (p.keep < 1 || p.keep > q.held) return {errc::bad_argument, "keep", p.keep};
   if (p.sinks < 0 || p.sinks > p.keep) return {errc::bad_argument, "sinks", p.sinks};
