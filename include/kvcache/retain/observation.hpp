@@ -83,7 +83,4 @@ constexpr keep_plan keep_at_most(const retain_lengths& n, int32_t keep, int32_t 
   return p;
 }
 
-namespace detail {
-using kvcache::keep_at_most;
-}  // namespace detail
 }  // namespace kvcache

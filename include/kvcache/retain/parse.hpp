@@ -6,7 +6,7 @@
 //   snapkv:capacity=256,window=32,kernel=7   far_rms:capacity=256,budget=global,floor=1/5
 //
 // Wrong text is answered with where, which key, and what is allowed there.
-#include <array>
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <span>
@@ -186,6 +186,38 @@ void check_together(const R& r, parsed_retention& out) noexcept {
   }
 }
 
+/// Reads "key=value", or a bare value if it is the first item. `given` has a bit per key that was seen.
+template <class R>
+void read_item(std::string_view item, bool first, R& policy, uint32_t& given,
+               parsed_retention& out) noexcept {
+  std::string_view value = item;
+  std::string_view key = cut(value, '=');
+  if (item.find('=') == std::string_view::npos) {
+    value = item;
+    if (first && !key_table<R>().empty()) key = key_table<R>()[0].name;
+  }
+  if constexpr (token_scorer<R>) {
+    if (read_budget(key, value, out.value.budget, out)) return;
+  }
+  uint32_t bit = 1;
+  for (const auto& k : key_table<R>()) {
+    if (key == k.name) {
+      if ((given & bit) == 0) read_key(k, value, policy, out);
+      if ((given & bit) != 0) {
+        out.key = k.name;
+        out.text = value;
+        text_out(out.allowed).add("once");
+      }
+      given |= bit;
+      return;
+    }
+    bit <<= 1;
+  }
+  out.key = key;
+  out.text = value;
+  list_keys<R>(out);
+}
+
 template <class R>
 void read_keys(std::string_view text, parsed_retention& out) noexcept {
   R policy{};
@@ -193,36 +225,7 @@ void read_keys(std::string_view text, parsed_retention& out) noexcept {
   bool first = true;
   for (bool more = !text.empty(); more && out.ok(); first = false) {
     more = text.find(',') != std::string_view::npos;
-    const std::string_view item = cut(text, ',');
-    std::string_view value = item;
-    std::string_view key = cut(value, '=');
-    const bool bare = item.find('=') == std::string_view::npos;
-    if (bare) {
-      value = item;
-      if (first && !key_table<R>().empty()) key = key_table<R>()[0].name;
-    }
-    bool known = false;
-    if constexpr (token_scorer<R>) known = read_budget(key, value, out.value.budget, out);
-    uint32_t bit = 1;
-    for (const auto& k : key_table<R>()) {
-      if (key == k.name) {
-        known = true;
-        if ((given & bit) != 0) {
-          out.key = k.name;
-          out.text = value;
-          text_out(out.allowed).add("once");
-        } else {
-          read_key(k, value, policy, out);
-        }
-        given |= bit;
-      }
-      bit <<= 1;
-    }
-    if (!known) {
-      out.key = key;
-      out.text = value;
-      list_keys<R>(out);
-    }
+    read_item(cut(text, ','), first, policy, given, out);
   }
   uint32_t bit = 1;
   for (const auto& k : key_table<R>()) {
