@@ -63,6 +63,9 @@ void add_lab_options(CLI::App& app, lab_options& o) {
       ->check(CLI::Range(1, 8192))
       ->capture_default_str();
   app.add_option("--start", o.start, "kl: first token of the only window; default: spread over the text");
+  app.add_option("--batch", o.batch, "texts that share a step while answers are fed, token by token")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   app.add_option("--about", o.about, "context length you want to know about: warns if none tested is as long")
       ->check(CLI::Range(1, 1 << 30));
   app.add_option_function<std::string>(
@@ -114,7 +117,7 @@ result<json> cell(const cell_options& o) {
   if (auto s = check_task(o.task, o.lab); !s) return s.error();
   const auto lab = lab::open_laboratory(o.lab);
   if (!lab) return lab.error();
-  lab::session_bench bench(o.lab.common, *(*lab)->parts);
+  lab::session_bench bench(o.lab.common, *(*lab)->parts, o.lab.batch);
   const int length = o.prompt > 0 ? o.prompt : o.length;
   auto document = lab::run_cell(o.lab, **lab, *policy, o.task, length, o.controls, bench);
   if (document && !o.lab.common.as_json) print_cell(*document);
@@ -173,7 +176,7 @@ result<json> matrix(matrix_options o) {
   if (!store) return store.error();
   const auto lab = lab::open_laboratory(o.lab);
   if (!lab) return lab.error();
-  lab::session_bench bench(o.lab.common, *(*lab)->parts);
+  lab::session_bench bench(o.lab.common, *(*lab)->parts, o.lab.batch);
   const auto groups = lab::run_matrix(o.lab, **lab, plan, bench, *store);
   if (!groups) return groups.error();
   const auto warnings = lab::warnings_of(*groups, o.lab);

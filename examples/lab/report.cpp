@@ -63,8 +63,9 @@ std::string shown(const json& interval, int digits) {
 }
 
 std::string percent(const json& share) {
+  // Plus zero: no "-0.0 %".
   return share.is_number() && std::isfinite(share.get<double>())
-             ? formatted("%.1f %%", 100 * share.get<double>())
+             ? formatted("%.1f %%", std::round(1000 * share.get<double>()) / 10 + 0.0)
              : "-";
 }
 

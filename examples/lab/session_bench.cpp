@@ -36,11 +36,17 @@ result<retention> policy_of(const std::string& text) {
 
 class session_subject : public subject {
  public:
-  session_subject(std::shared_ptr<engine::session_cache> cache, session held, mode how)
-      : cache_(std::move(cache)), session_(std::move(held)), mode_(how) {}
+  session_subject(std::shared_ptr<engine::session_cache> cache, session held, mode how, int batch,
+                  int vocabulary)
+      : cache_(std::move(cache)),
+        session_(std::move(held)),
+        mode_(how),
+        batch_(batch),
+        vocabulary_(vocabulary) {}
 
   engine::status feed(std::span<const token_id> tokens, std::vector<float>* rows) override {
     if (tokens.empty()) return {};
+    if (rows != nullptr && batch_ > 1) return feed_among_others(tokens, *rows);
     auto logits = session_.feed(tokens, rows != nullptr ? engine::observe::all : engine::observe::last);
     if (!logits) return logits.error();
     if (rows != nullptr) *rows = std::move(*logits);
@@ -65,12 +71,36 @@ class session_subject : public subject {
  private:
   result<std::unique_ptr<subject>> made(result<session> forked) const {
     if (!forked) return forked.error();
-    return std::unique_ptr<subject>(std::make_unique<session_subject>(cache_, std::move(*forked), mode_));
+    return std::unique_ptr<subject>(
+        std::make_unique<session_subject>(cache_, std::move(*forked), mode_, batch_, vocabulary_));
+  }
+
+  // Token by token, in steps shared with forks of this text that go on with other tokens.
+  engine::status feed_among_others(std::span<const token_id> tokens, std::vector<float>& rows) {
+    std::vector<session> others;
+    std::vector<session*> all = {&session_};
+    others.reserve(static_cast<std::size_t>(batch_ - 1));
+    for (int i = 1; i < batch_; ++i) {
+      auto forked = session_.fork();
+      if (!forked) return forked.error();
+      others.push_back(std::move(*forked));
+      all.push_back(&others.back());
+    }
+    std::vector<float> logits;
+    std::vector<token_id> step(all.size());
+    for (std::size_t row = 0; row < tokens.size(); ++row) {
+      for (std::size_t i = 0; i < all.size(); ++i) step[i] = tokens[(row + i) % tokens.size()];
+      if (auto s = session::advance(all, step, logits); !s) return s;
+      rows.insert(rows.end(), logits.begin(), logits.begin() + vocabulary_);
+    }
+    return {};
   }
 
   std::shared_ptr<engine::session_cache> cache_;
   session session_;
   mode mode_;
+  int batch_;
+  int vocabulary_;
 };
 
 }  // namespace
@@ -97,7 +127,7 @@ result<std::unique_ptr<subject>> session_bench::open(const std::string& policy, 
     config.shape = parts_.model->shape().kv;
     config.type = engine::kv_type_of(options_.type);
     config.block_size = options_.block_size;
-    config.max_sequences = texts_at_a_time;
+    config.max_sequences = texts_at_a_time + batch_ - 1;
     config.max_tokens = max_tokens;
     config.pool = &parts_.pool;
     cache_.reset();
@@ -112,7 +142,8 @@ result<std::unique_ptr<subject>> session_bench::open(const std::string& policy, 
   options.remember = how == mode::oneshot;
   auto opened = session::create(*parts_.model, *cache_, *parsed, options);
   if (!opened) return opened.error();
-  return std::unique_ptr<subject>(std::make_unique<session_subject>(cache_, std::move(*opened), how));
+  return std::unique_ptr<subject>(
+      std::make_unique<session_subject>(cache_, std::move(*opened), how, batch_, vocabulary()));
 }
 
 }  // namespace lab

@@ -21,8 +21,9 @@ engine::result<std::string> check_policy(const std::string& text);
 /// A session per text, one cache for all. The model must outlive the bench.
 class session_bench : public bench {
  public:
-  session_bench(const engine::common_options& options, engine::loaded& parts)
-      : options_(options), parts_(parts) {}
+  /// `batch`: texts that share each step in which answers are fed; the others are forks that go another way.
+  session_bench(const engine::common_options& options, engine::loaded& parts, int batch)
+      : options_(options), parts_(parts), batch_(batch) {}
 
   int vocabulary() const override { return parts_.model->shape().vocabulary; }
   std::size_t values_per_token() const override;
@@ -34,6 +35,7 @@ class session_bench : public bench {
  private:
   const engine::common_options& options_;
   engine::loaded& parts_;
+  int batch_;
   int room_ = 0;  ///< tokens of the longest text that cache_ takes
   std::shared_ptr<engine::session_cache> cache_;
 };

@@ -110,6 +110,18 @@ TEST_CASE("no figure depends on threads") {
   CHECK(run(folder.cell(base + "1")).document() == run(folder.cell(base + "2")).document());
 }
 
+TEST_CASE("no figure depends on the batch") {
+  const lab_folder folder;
+  for (const std::string mode : {"oneshot", "stream"}) {
+    const std::string base =
+        std::string(window_kl) + "--policy h2o:heavy=16,recent=16 --mode " + mode + " --batch ";
+    const json alone = run(folder.cell(base + "1")).document();
+    const json among_others = run(folder.cell(base + "3")).document();
+    CHECK(among_others["settings"]["batch"] == 3);
+    CHECK(among_others["scores"] == alone["scores"]);
+  }
+}
+
 TEST_CASE("a user's file is a task") {
   const lab_folder folder;
   const std::string own = folder.file("own", std::string("{\"prompt\": \"one two\", \"answer\": \" three\"}\n"
