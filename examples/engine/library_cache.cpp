@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <vector>
 
@@ -15,8 +12,8 @@
 #include "kvcache/blocks/batch_view.hpp"
 #include "kvcache/blocks/contiguous.hpp"
 #include "kvcache/cache.hpp"
-#include "kvcache/core/numeric.hpp"
 #include "kvcache/evict/lfu.hpp"
+#include "library_terms.hpp"
 
 namespace engine {
 namespace {
@@ -24,29 +21,6 @@ namespace {
 struct reserving : kvcache::serving {
   using allocator_type = kvcache::contiguous;
 };
-
-error to_error(const kvcache::status& s) {
-  return cannot_run(kvcache::to_text(s.code), s.field, std::to_string(s.value));
-}
-
-// For calls whose arguments were checked before the step began.
-void require(const kvcache::status& s) {
-  if (s) return;
-  std::fprintf(stderr, "%s\n", describe(to_error(s)).c_str());
-  std::abort();
-}
-
-kvcache::element element_of(kv_type type) {
-  if (type == kv_type::f16) return kvcache::element::f16;
-  if (type == kv_type::bf16) return kvcache::element::bf16;
-  return kvcache::element::f32;
-}
-
-kvcache::scope scope_of(const cache_scope& s) {
-  if (s.shared) return kvcache::scope::shared();
-  const kvcache::scope own = kvcache::scope::tenant(s.tenant);
-  return s.public_tokens == 0 ? own : kvcache::scope::shared().from(s.public_tokens, own);
-}
 
 template <class Traits>
 class library_cache final : public cache_kind, private kv_backend {
@@ -358,29 +332,14 @@ cache_bytes library_cache<Traits>::bytes() const {
   return total;
 }
 
-template <class Stored>
-float widen(const std::byte* at) {
-  Stored value;
-  std::memcpy(&value, at, sizeof value);
-  return kvcache::to_float(value);
-}
-
-float widen(const std::byte* at, kv_type type) {
-  if (type == kv_type::f16) return widen<kvcache::f16>(at);
-  if (type == kv_type::bf16) return widen<kvcache::bf16>(at);
-  return widen<float>(at);
-}
-
 template <class Traits>
 void library_cache<Traits>::read(int slot, int layer, int position, float* k, float* v) const {
   const kvcache::block_id block =
       at(slot).handle.table()[static_cast<std::size_t>(position / config_.block_size)];
   const auto copy = [&](const kvc_plane& plane, int dim, float* to) {
     for (int head = 0; head < config_.shape.kv_heads; ++head) {
-      const std::byte* cell = static_cast<const std::byte*>(plane.data) +
-                              plane.block_stride * kvcache::raw(block) + plane.head_stride * head +
-                              plane.token_stride * (position % config_.block_size);
-      for (int d = 0; d < dim; ++d) *to++ = widen(cell + plane.dim_stride * d, config_.type);
+      const std::byte* from = cell(plane, block, head, position % config_.block_size);
+      for (int d = 0; d < dim; ++d) *to++ = widen(from + plane.dim_stride * d, config_.type);
     }
   };
   copy(planes_.layer(layer).k, config_.shape.head_dim, k);

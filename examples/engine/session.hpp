@@ -15,23 +15,15 @@
 
 #include <memory>
 #include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "cache_kind.hpp"
 #include "kvcache/retain/any_retention.hpp"
 #include "model.hpp"
+#include "policy_text.hpp"
 #include "runner.hpp"
 
 namespace engine {
-
-/// Reads a policy (kvcache/retain/parse.hpp). Fails: bad_input "bad_policy" with the key as field; its value
-/// says what was found and what is allowed.
-result<kvcache::retention> parse_policy(std::string_view text);
-
-/// The policy as text; "custom" for one that is not the library's.
-std::string policy_text(const kvcache::retention& policy);
 
 /// When tokens go.
 enum class drop_mode {

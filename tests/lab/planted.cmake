@@ -7,13 +7,19 @@ cmake_minimum_required(VERSION 3.24)
 set(folder "${BINARY}/lab_planted/${FAULT}")
 file(REMOVE_RECURSE "${folder}")
 file(MAKE_DIRECTORY "${folder}")
-file(READ "${SOURCE}/examples/engine/session.cpp" text)
+# The faults lie in two files of the session.
+if(FAULT STREQUAL "rope")
+  set(file session_step.cpp)
+else()
+  set(file session_drop.cpp)
+endif()
+file(READ "${SOURCE}/examples/engine/${file}" text)
 
 function(plant before after)
   string(FIND "${text}" "${before}" first)
   string(FIND "${text}" "${before}" last REVERSE)
   if(first EQUAL -1 OR NOT first EQUAL last)
-    message(FATAL_ERROR "session.cpp no longer has the one line that the fault ${FAULT} is planted in: ${before}")
+    message(FATAL_ERROR "${file} no longer has the one line that the fault ${FAULT} is planted in: ${before}")
   endif()
   string(REPLACE "${before}" "${after}" text "${text}")
   set(text "${text}" PARENT_SCOPE)
@@ -36,11 +42,11 @@ elseif(FAULT STREQUAL "heads")
 elseif(NOT FAULT STREQUAL "none")
   message(FATAL_ERROR "unknown fault: ${FAULT}")
 endif()
-file(WRITE "${folder}/session.cpp" "${text}")
+file(WRITE "${folder}/${file}" "${text}")
 
 string(REPLACE "|" ";" link "${LINK}")
 execute_process(
-  COMMAND "${CXX}" -std=c++20 -O1 -I "${SOURCE}/examples/engine" -I "${SOURCE}/include" "${folder}/session.cpp" ${link}
+  COMMAND "${CXX}" -std=c++20 -O1 -I "${SOURCE}/examples/engine" -I "${SOURCE}/include" "${folder}/${file}" ${link}
           -o "${folder}/lab"
   RESULT_VARIABLE failed
   ERROR_VARIABLE messages)

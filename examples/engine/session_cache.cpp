@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of all texts: caches, planes, room for tokens, queued commands.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include "library_terms.hpp"
+#include "session_state.hpp"
+
+namespace engine {
+
+status session_cache::parts::create(const cache_config& c) {
+  config = c;
+  const kvcache::group_shape group = {.layers = c.shape.layers,
+                                      .kv_heads = c.shape.kv_heads,
+                                      .head_dim_k = c.shape.head_dim,
+                                      .head_dim_v = c.shape.head_dim,
+                                      .type = element_of(c.type)};
+  const std::int64_t each =
+      kvcache::ceil_div(std::int64_t{c.max_tokens}, std::int64_t{std::max(1, c.block_size)});
+  const std::int64_t blocks = c.blocks != 0 ? c.blocks : each * c.max_sequences;
+  if (blocks < 1 || blocks > INT32_MAX)
+    return cannot_run("out_of_blocks", "blocks", std::to_string(c.blocks));
+  const kvcache::group_config groups[] = {
+      {.shape = group, .block_size = c.block_size, .total = {static_cast<std::int32_t>(blocks)}}};
+  auto built = kvcache::cache::create({.groups = groups,
+                                       .max_sequences = c.max_sequences,
+                                       .max_sequence_tokens = c.max_tokens,
+                                       .max_gathers = c.max_sequences});
+  if (!built) return to_error(built.error());
+  whole = std::move(*built);
+  auto planes = kvcache::host_planes::create(
+      {.shape = group, .block_size = c.block_size, .blocks = groups[0].total.count, .layer_owner = {}});
+  if (!planes) return to_error(planes.error());
+  whole_planes = std::move(*planes);
+  auto made = kvcache::rope::create({.style = kvcache::rope_style::interleaved,
+                                     .dims = c.shape.head_dim,
+                                     .theta = c.shape.rope_base,
+                                     .frequency = {},
+                                     .table_positions = std::min(c.shape.max_positions, 1 << 16)});
+  if (!made) return to_error(made.error());
+  rope = std::move(*made);
+  executor = {this, c.pool->size(), &run_tasks};
+  by_slot.resize(static_cast<std::size_t>(c.max_sequences));
+  return plan(whole_attention, whole_planes.layer(0), c.shape.query_heads, 1, 1, c.max_tokens);
+}
+
+void session_cache::parts::run_tasks(void* self, void (*task)(void*, std::int32_t), void* arg,
+                                     std::int32_t n) {
+  static_cast<parts*>(self)->config.pool->parallel_for(n, [&](int index, int) { task(arg, index); });
+}
+
+status session_cache::parts::plan(kvcache::attention& which, const kvc_kv& kv, int query_heads, int sequences,
+                                  int rows, int slots) {
+  const kvc_plan& have = which.plan();
+  if (sequences <= have.n && rows <= have.max_q && slots <= have.max_kv) return {};
+  auto made = kvcache::attention::create(kv, {.q_heads = query_heads,
+                                              .sequences = std::max(sequences, have.n),
+                                              .rows = std::max(rows, have.max_q),
+                                              .slots = std::max(slots, have.max_kv),
+                                              .width = executor.width,
+                                              .features = KVC_USE_LSE});
+  if (!made) return to_error(made.error());
+  which = std::move(*made);
+  return {};
+}
+
+void session_cache::parts::run_commands(std::span<const kvc_keep> keeps) {
+  require(kvcache::run(
+      whole_planes.layers(), whole.commands().view(),
+      {.ids = whole.commands().ids(), .keeps = keeps, .rope = &rope.view(), .executor = &executor}));
+  whole.end_step();
+}
+
+status session_cache::parts::extend(state& s, int tokens, bool draft) {
+  if (!s.split()) {
+    // A step that was refused after an earlier extend left room behind; only what is missing is asked for.
+    const int room = s.whole.held() - static_cast<int>(s.positions[0].size());
+    const auto got = s.whole.extend(std::max(0, tokens - room), draft);
+    return got ? status() : to_error(got.error());
+  }
+  for (std::size_t h = 0; h < s.heads.size(); ++h) {
+    const int room = s.heads[h].held() - static_cast<int>(s.positions[h].size());
+    auto got = s.heads[h].extend(std::max(0, tokens - room), draft);
+    if (!got && got.error().code == kvcache::errc::busy) {
+      run_split_commands();  // copies on write of many heads
+      got = s.heads[h].extend(std::max(0, tokens - room), draft);
+    }
+    if (got) continue;
+    for (std::size_t done = 0; draft && done < h; ++done) (void)s.heads[done].accept(0);
+    return to_error(got.error());
+  }
+  return {};
+}
+
+session_cache::session_cache(std::unique_ptr<parts> p) : parts_(std::move(p)) {}
+session_cache::~session_cache() = default;
+
+result<std::unique_ptr<session_cache>> session_cache::create(const cache_config& config) {
+  if (config.pool == nullptr) return cannot_run("bad_value", "pool", "null");
+  if (config.max_sequences < 1)
+    return cannot_run("bad_value", "max_sequences", std::to_string(config.max_sequences));
+  if (config.max_tokens < 1) return cannot_run("bad_value", "max_tokens", std::to_string(config.max_tokens));
+  auto made = std::make_unique<parts>();
+  if (status s = made->create(config); !s) return s.error();
+  return std::unique_ptr<session_cache>(new session_cache(std::move(made)));
+}
+
+std::size_t session_cache::bytes_used() const {
+  const auto bytes = [](const kvcache::cache& c) {
+    const kvcache::stats n = c.count();
+    const kvcache::group_geometry& g = c.shape().group[0];
+    return static_cast<std::size_t>(n.blocks_used + n.blocks_cached) *
+           static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size).count);
+  };
+  return bytes(parts_->whole) + (parts_->heads ? bytes(*parts_->heads) : 0);
+}
+
+const char* session_cache::check() const {
+  const char* broken = parts_->whole.check_invariants();
+  return broken != nullptr || !parts_->heads ? broken : parts_->heads->check_invariants();
+}
+
+}  // namespace engine

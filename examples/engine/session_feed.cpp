@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens into a text: what is certain, what is drafted, and one token for each of a batch.
+#include <algorithm>
+#include <numeric>
+
+#include "library_terms.hpp"
+#include "session_state.hpp"
+
+namespace engine {
+
+// Rows until the next token after which the policy drops, at most `rows`.
+static int rows_until_drop(const kvcache::retention& what, int held, int unit, int rows) {
+  for (int r = 1; r < rows; ++r) {
+    if (what.policy.plan({.held = held + r, .incoming = 0, .unit = unit, .prefill_end = false}).form !=
+        drop_form::nothing)
+      return r;
+  }
+  return rows;
+}
+
+result<std::vector<float>> session::feed(std::span<const token_id> tokens, observe which) {
+  state& s = *state_;
+  if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
+  const auto vocabulary = static_cast<std::size_t>(s.model->shape().vocabulary);
+  std::vector<float> logits;
+  if (which == observe::all) logits.reserve(tokens.size() * vocabulary);
+  std::vector<int> wanted_rows;
+  std::vector<float> step;
+  while (!tokens.empty()) {
+    int rows =
+        static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk)));
+    if (s.options.mode == drop_mode::stream)
+      rows = rows_until_drop(s.what, s.mean_held(), s.cache->config.block_size, rows);
+    wanted_rows.clear();
+    for (int r = 0; r < rows; ++r) {
+      if (which == observe::all || static_cast<std::size_t>(r) + 1 == tokens.size()) wanted_rows.push_back(r);
+    }
+    step.resize(wanted_rows.size() * vocabulary);
+    if (status done = s.cache->extend(s, rows, false); !done) return done.error();
+    const step_segment segment{s.slot, s.position, rows};
+    if (status done = s.model->forward(tokens.first(static_cast<std::size_t>(rows)), {&segment, 1},
+                                       wanted_rows, *s.cache, step);
+        !done)
+      return done.error();
+    s.position += rows;
+    logits.insert(logits.end(), step.begin(), step.end());
+    tokens = tokens.subspan(static_cast<std::size_t>(rows));
+    if (s.options.mode != drop_mode::stream) continue;
+    if (status done = s.cache->drop(s, false); !done) return done.error();
+  }
+  return logits;
+}
+
+status session::compress() {
+  if (state_->drafting) return cannot_run("busy", "draft", std::to_string(state_->drafted));
+  return state_->cache->drop(*state_, true);
+}
+
+result<std::vector<float>> session::draft(std::span<const token_id> tokens) {
+  state& s = *state_;
+  if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
+  if (tokens.empty()) return bad_input("bad_value", "draft", "empty");
+  int rows =
+      static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk)));
+  if (s.options.mode == drop_mode::stream)
+    rows = rows_until_drop(s.what, s.mean_held(), s.cache->config.block_size, rows);
+  if (status done = s.cache->extend(s, rows, true); !done) return done.error();
+  std::vector<int> wanted_rows(static_cast<std::size_t>(rows));
+  std::iota(wanted_rows.begin(), wanted_rows.end(), 0);
+  std::vector<float> logits(wanted_rows.size() * static_cast<std::size_t>(s.model->shape().vocabulary));
+  s.drafting = true;
+  s.drafted = rows;
+  s.pending.resize(static_cast<std::size_t>(s.cache->config.shape.layers));
+  const step_segment segment{s.slot, s.position, rows};
+  if (status done = s.model->forward(tokens.first(static_cast<std::size_t>(rows)), {&segment, 1}, wanted_rows,
+                                     *s.cache, logits);
+      !done) {
+    s.drafting = false;
+    if (!s.split()) (void)s.whole.accept(0);
+    for (auto& head : s.heads) (void)head.accept(0);
+    return done.error();
+  }
+  return logits;
+}
+
+status session::accept(int n) {
+  state& s = *state_;
+  if (!s.drafting || n < 0 || n > s.drafted) return bad_input("bad_value", "accept", std::to_string(n));
+  if (!s.split()) {
+    if (auto done = s.whole.accept(n); !done) return to_error(done);
+  }
+  for (auto& head : s.heads) {
+    if (auto done = head.accept(n); !done) return to_error(done);
+  }
+  const auto gone = static_cast<std::size_t>(s.drafted - n);
+  for (auto& p : s.positions) p.resize(p.size() - gone);
+  std::vector<int> positions(static_cast<std::size_t>(n));
+  std::iota(positions.begin(), positions.end(), s.position);
+  for (int layer = 0; n > 0 && s.seen.active() && layer < s.cache->config.shape.layers; ++layer) {
+    const auto& rows = s.pending[static_cast<std::size_t>(layer)];
+    s.seen.add(layer, {rows.q.data(), rows.lse2.data(), positions}, s.cache->reader(s, layer),
+               *s.cache->config.pool);
+  }
+  s.position += n;
+  s.drafting = false;
+  s.drafted = 0;
+  return s.options.mode == drop_mode::stream ? s.cache->drop(s, false) : status();
+}
+
+status session::advance(std::span<session* const> sessions, std::span<const token_id> tokens,
+                        std::vector<float>& logits) {
+  if (sessions.empty() || sessions.size() != tokens.size())
+    return bad_input("bad_value", "sessions", std::to_string(sessions.size()));
+  std::vector<step_segment> segments;
+  std::vector<int> rows;
+  for (session* one : sessions) {
+    state& s = *one->state_;
+    if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
+    if (status done = s.cache->extend(s, 1, false); !done) return done;
+    segments.push_back({s.slot, s.position, 1});
+    rows.push_back(static_cast<int>(rows.size()));
+  }
+  llama_model& model = *sessions.front()->state_->model;
+  logits.resize(sessions.size() * static_cast<std::size_t>(model.shape().vocabulary));
+  if (status done = model.forward(tokens, segments, rows, *sessions.front()->state_->cache, logits); !done)
+    return done;
+  for (session* one : sessions) {
+    state& s = *one->state_;
+    ++s.position;
+    if (s.options.mode != drop_mode::stream) continue;
+    if (status done = s.cache->drop(s, false); !done) return done;
+  }
+  return {};
+}
+
+}  // namespace engine

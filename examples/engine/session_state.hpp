@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What lies behind session.hpp. Which file does what:
+//
+//   session.cpp          begin, fork and commit a text, and questions about it
+//   session_feed.cpp     tokens into a text: feed, draft, accept, and a batch of texts
+//   session_cache.cpp    memory: caches, planes, room for tokens, queued commands
+//   session_step.cpp     one step of the model: append, then attend
+//   session_observe.cpp  what a policy sees: keys read back, queries shown, scores
+//   session_drop.cpp     a drop: who stays, and the table that all heads share
+//   session_heads.cpp    a table per head: how a text comes to them, attends through them, drops from them
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvcache/attend/data_plane.hpp"
+#include "kvcache/attend/host_planes.hpp"
+#include "kvcache/attend/rope.hpp"
+#include "kvcache/cache.hpp"
+#include "observer.hpp"
+#include "session.hpp"
+
+namespace engine {
+
+using kvcache::drop_form;
+using kvcache::keep_plan;
+
+struct session::state {
+  llama_model* model = nullptr;
+  session_cache::parts* cache = nullptr;
+  kvcache::retention what;
+  session_options options;
+  int slot = -1;
+
+  kvcache::sequence whole;                  // one table for all heads
+  std::vector<kvcache::sequence> heads;     // [layers * kv_heads] a table each, or none
+  std::vector<std::vector<int>> positions;  // [layers * kv_heads][slots]
+  int position = 0;                         // tokens computed
+  int reused = 0;
+  attention_observer seen;
+
+  // A draft under way: its queries, shown to the observer when they are accepted.
+  struct pending_layer {
+    std::vector<float> q, lse2;
+  };
+  bool drafting = false;
+  std::vector<pending_layer> pending;  // [layers]
+  int drafted = 0;
+
+  ~state();
+  bool split() const { return !heads.empty(); }
+  std::size_t index(int layer, int kv_head) const;
+  std::int64_t tokens_held() const;
+  int mean_held() const {
+    return static_cast<int>(tokens_held() / static_cast<std::int64_t>(positions.size()));
+  }
+};
+
+/// The cache: memory, steps and drops of all texts.
+struct session_cache::parts final : kv_backend {
+  using state = session::state;
+
+  status create(const cache_config& c);
+  status make_split();
+  kv_shape shape() const { return config.shape; }
+  int head_count() const { return config.shape.layers * config.shape.kv_heads; }
+
+  status begin_step(std::span<const step_segment> segments) override;
+  void attend(int layer, const float* q, const float* k, const float* v, float* out) override;
+  void end_step() override {}
+
+  head_keys read(const state& s, int layer, int kv_head, wanted what) const;
+  key_reader reader(const state& s, int layer) const {
+    return [this, &s, layer](int kv_head, wanted what) { return read(s, layer, kv_head, what); };
+  }
+  status extend(state& s, int tokens, bool draft);
+  void run_commands(std::span<const kvc_keep> keeps = {});
+  void run_split_commands(std::span<const kvc_keep> keeps = {});
+
+  // Dropping.
+  status drop(state& s, bool prefill_end);
+  status cut(state& s, const keep_plan& plan);
+  result<std::vector<std::vector<float>>> scores(state& s);
+  result<std::vector<std::vector<std::int32_t>>> choose(state& s, const keep_plan& plan);
+  status gather_whole(state& s, const keep_plan& plan, const std::vector<std::vector<std::int32_t>>& kept);
+  status gather_heads(state& s, const std::vector<std::vector<std::int32_t>>& kept);
+  status split(state& s, const std::vector<std::vector<std::int32_t>>& kept);
+
+  cache_config config;
+  kvcache::cache whole;
+  kvcache::host_planes whole_planes;
+  std::optional<kvcache::cache> heads;  // one sequence per text, layer and kv head
+  kvcache::host_planes head_planes;     // one layer of one head
+  kvcache::rope rope;
+  kvcache::attention whole_attention;
+  kvcache::attention head_attention;
+  kvc_executor executor{};
+  std::vector<state*> by_slot;
+
+ private:
+  // Consecutive segments of a step that are read in the same way.
+  struct stretch {
+    std::size_t first, count;
+    int row, rows;
+    bool split;
+  };
+  static void run_tasks(void* self, void (*task)(void*, std::int32_t), void* arg, std::int32_t n);
+  status plan(kvcache::attention& which, const kvc_kv& kv, int query_heads, int sequences, int rows,
+              int slots);
+  status plan_step();
+  void attend_whole(int layer, const stretch& part, const float* k, const float* v, float* out);
+  void attend_split(int layer, const stretch& part, const float* k, const float* v, float* out);
+  void attend_heads(const std::vector<const kvcache::sequence*>& tables, std::span<const int> held,
+                    std::span<const int> rows, const float* q, const float* k, const float* v, float* out,
+                    float* lse2, const kvc_kv& kv, kvcache::attention& with, int query_heads, int kv_heads,
+                    std::span<const int> text_positions);
+  void observe(int layer);
+
+  std::vector<step_segment> segments_;
+  std::vector<stretch> stretches_;
+  std::vector<int> positions_;  // [rows] in the text
+  std::vector<float> rotated_;  // [rows][query_heads][head_dim]
+  std::vector<float> lse2_;     // [rows][query_heads]
+};
+
+}  // namespace engine
