@@ -12,7 +12,8 @@ namespace {
 
 using kvcache::observe;
 
-// Slots that a query at `position` sees: those up to itself.
+// Slots that a query at `position` sees: those up to itself. All of them, in whatever order, if none is
+// behind it.
 int visible(std::span<const int> positions, int position) {
   return static_cast<int>(std::upper_bound(positions.begin(), positions.end(), position) - positions.begin());
 }
@@ -220,6 +221,14 @@ void attention_observer::gather(int layer, int kv_head, std::span<const std::int
   };
   take(at.seen[static_cast<std::size_t>(kv_head)]);
   for (int q = 0; q < group(); ++q) take(at.sums[static_cast<std::size_t>(kv_head * group() + q)]);
+}
+
+void attention_observer::renew(int layer, int kv_head, int slot) {
+  if (!sums()) return;
+  layer_state& at = layers_[static_cast<std::size_t>(layer)];
+  at.seen[static_cast<std::size_t>(kv_head)][static_cast<std::size_t>(slot)] = 0;
+  for (int q = 0; q < group(); ++q)
+    at.sums[static_cast<std::size_t>(kv_head * group() + q)][static_cast<std::size_t>(slot)] = 0;
 }
 
 void attention_observer::replay(int layer, const attention_observer& other, const key_reader& keys,

@@ -33,7 +33,7 @@ struct query_rows {
 /// The keys that one kv head holds.
 struct head_keys {
   std::vector<float> k;            ///< [head_dim][slots], rotated
-  std::span<const int> positions;  ///< [slots], ascending
+  std::span<const int> positions;  ///< [slots], ascending unless slots were taken over
   std::vector<float> norms;        ///< [slots] of the values; only when a policy decides
 };
 
@@ -64,6 +64,10 @@ class attention_observer {
                                          const kvcache::rope& rope, thread_pool& pool);
   /// Slot t of the head becomes slot kept[t].
   void gather(int layer, int kv_head, std::span<const std::int32_t> kept);
+  /// The slot's token went, another takes its place: the slot's sums begin anew. From now on slots need not
+  /// be in order of the text; what is then shown sees all of them (session_state.hpp says for whom that is
+  /// right).
+  void renew(int layer, int kv_head, int slot);
   /// Replays what `other` remembers, as if it had been shown to this one.
   void replay(int layer, const attention_observer& other, const key_reader& keys, thread_pool& pool);
   /// Bytes of sums and queries.
