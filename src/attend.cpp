@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "call.hpp"
 #include "check.hpp"
 #include "state.hpp"
 #include "workers.hpp"
@@ -11,45 +12,7 @@ namespace kvcache::detail {
 namespace {
 
 constexpr int32_t most_heads = 1 << 16;
-constexpr int32_t most_width = 1 << 12;
 constexpr double most_parts = 1 << 26;  ///< split states kept at a time; beyond, splits are not dealt out
-constexpr int32_t item_states =
-    96;  ///< rows times heads an item aims at: packing a tile then costs about 3 %
-
-/// Hands out 64-byte aligned pieces of a buffer, or only adds up their sizes.
-class carver {
- public:
-  explicit carver(void* base) noexcept : base_(static_cast<std::byte*>(base)) {}
-  template <class T>
-  T* take(int64_t count) noexcept {
-    auto* p = base_ != nullptr ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    used_ += (count * int64_t{sizeof(T)} + 63) / 64 * 64;
-    return p;
-  }
-  int64_t used() const noexcept { return used_; }
-
- private:
-  std::byte* base_;
-  int64_t used_ = 0;
-};
-
-attend_scratch carve_scratch(carver& c, const kvc_plan& p) noexcept {
-  const int64_t in_head = int64_t{p.row_block} * (p.q_heads / p.kv_heads);
-  const int64_t states = std::max<int64_t>(in_head, item_states);
-  attend_scratch s;
-  s.q = c.take<float>(states * p.dim_k);
-  s.acc = c.take<float>(states * p.dim_v);
-  s.max = c.take<float>(states);
-  s.lanes = c.take<float>(states * sum_lanes);
-  s.weights = c.take<float>(states * tile_keys);
-  s.k_tile = c.take<float>(int64_t{p.dim_k} * tile_keys);
-  s.v_tile = c.take<float>(int64_t{p.dim_v} * tile_keys);
-  s.total = c.take<float>(states * p.dim_v);
-  s.total_max = c.take<float>(states);
-  s.total_sum = c.take<float>(states);
-  s.seen = c.take<uint64_t>(p.row_block);
-  return s;
-}
 
 int64_t splits_of(int64_t kv_len) noexcept {
   return (kv_len + split_keys - 1) / split_keys;
@@ -82,39 +45,13 @@ size_t workspace_needed(const kvc_plan& p) noexcept {
 }
 
 /// One attend call.
-struct attend_job {
-  const kvc_plan& plan;
-  const kvc_kv& kv;
-  const kvc_batch& batch;
-  const kvc_rows& q;
-  const kvc_softmax& softmax;
+struct attend_job : attend_call {
   const kvc_out& out;
-  const kernel& body;
-  float q_scale, cap_log2;
   int64_t* first_item = nullptr;  ///< [n+1]
   partials parts{};
   std::byte* scratch = nullptr;
   int64_t scratch_bytes = 0;
 
-  int32_t group() const noexcept { return plan.q_heads / plan.kv_heads; }
-  int64_t row_begin(int64_t i) const noexcept { return batch.q_start != nullptr ? batch.q_start[i] : i; }
-  int64_t row_blocks(int64_t i) const noexcept {
-    return (row_begin(i + 1) - row_begin(i) + plan.row_block - 1) / plan.row_block;
-  }
-  /// Kv heads an item of this sequence takes: as many as fit with all its rows.
-  int64_t head_block(int64_t i) const noexcept {
-    if (batch.kv_len_head_stride != 0 || batch.k_pos_head_stride != 0) return 1;
-    const int64_t rows = std::clamp<int64_t>(row_begin(i + 1) - row_begin(i), 1, plan.row_block);
-    return std::clamp<int64_t>(item_states / (rows * group()), 1, plan.head_block);
-  }
-  int64_t head_blocks(int64_t i) const noexcept {
-    const int64_t heads = head_block(i);
-    return (plan.kv_heads + heads - 1) / heads;
-  }
-  int32_t kv_len(int64_t i, int64_t head) const noexcept {
-    const int64_t stride = dense(batch.kv_len_stride, batch.kv_len_head_stride, plan.kv_heads);
-    return batch.kv_len[i * stride + head * batch.kv_len_head_stride];
-  }
   int64_t splits(int64_t i) const noexcept {
     int32_t longest = 0;
     const int32_t heads = batch.kv_len_head_stride != 0 ? plan.kv_heads : 1;
@@ -150,22 +87,9 @@ attend_item locate(const attend_job& job, int64_t number, bool by_split, int64_t
   const int64_t rest = number - job.first_item[i];
   split = rest % splits;
   const int64_t block = rest / splits % blocks;
-  attend_item item;
-  item.kv = &job.kv;
-  item.batch = &job.batch;
-  item.q = &job.q;
-  item.softmax = &job.softmax;
-  item.q_scale = job.q_scale;
-  item.cap_log2 = job.cap_log2;
-  item.sequence = static_cast<int32_t>(i);
-  item.head = static_cast<int32_t>(rest / splits / blocks * job.head_block(i));
-  item.heads = static_cast<int32_t>(std::min<int64_t>(job.head_block(i), job.plan.kv_heads - item.head));
-  item.first_row = job.row_begin(i) + block * job.plan.row_block;
-  item.rows =
-      static_cast<int32_t>(std::min<int64_t>(job.plan.row_block, job.row_begin(i + 1) - item.first_row));
-  item.group = job.group();
-  item.kv_len = job.kv_len(i, item.head);
-  item.sealed = job.batch.sealed != nullptr ? job.batch.sealed[i] : item.kv_len;
+  const auto head = static_cast<int32_t>(rest / splits / blocks * job.head_block(i));
+  attend_item item = job.item(i, head, job.row_begin(i) + block * job.plan.row_block);
+  item.out = &job.out;
   return item;
 }
 
@@ -270,8 +194,8 @@ kvc_status check_plan_in(const kvc_plan_in* in, kvc_error* error) noexcept {
   if (in->max_q < 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_MAX_Q, in->max_q);
   if (in->max_kv < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_MAX_KV, in->max_kv);
   if (in->width < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EXECUTOR, in->width);
-  constexpr uint32_t have =
-      KVC_USE_WINDOW | KVC_USE_SOFT_CAP | KVC_USE_SINK | KVC_USE_LSE | KVC_USE_K_POS | KVC_USE_OPEN;
+  constexpr uint32_t have = KVC_USE_WINDOW | KVC_USE_SOFT_CAP | KVC_USE_SINK | KVC_USE_LSE | KVC_USE_K_POS |
+                            KVC_USE_OPEN | KVC_USE_KEY_SCORE;
   if ((in->features & ~have) != 0) {
     return fail(error, KVC_UNSUPPORTED, KVC_FIELD_FEATURES, in->features & ~have);
   }
@@ -279,92 +203,6 @@ kvc_status check_plan_in(const kvc_plan_in* in, kvc_error* error) noexcept {
     return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TARGET, in->target);
   }
   return KVC_OK;
-}
-
-kvc_status check_plan(const kvc_plan* plan, const kvc_kv& kv, kvc_error* error) noexcept {
-  KVC_TRY(check_struct(plan, KVC_FIELD_PLAN, error));
-  const bool made = plan->width >= 1 && plan->width <= most_width && plan->row_block >= 1 &&
-                    plan->head_block >= 1 && plan->n >= 0 && plan->max_q >= 1 && plan->max_kv >= 0 &&
-                    plan->kv_heads >= 1 && plan->q_heads >= 1;
-  if (!made) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_PLAN);
-  if (find_kernel(plan->target) == nullptr) {
-    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TARGET, plan->target);
-  }
-  if (plan->kv_heads != kv.kv_heads) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KV_HEADS, kv.kv_heads);
-  if (plan->dim_k != kv.dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_K, kv.dim_k);
-  if (plan->dim_v != kv.dim_v) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, kv.dim_v);
-  if (plan->block != kv.block) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_BLOCK, kv.block);
-  return KVC_OK;
-}
-
-kvc_status check_softmax(const kvc_softmax* s, const kvc_batch& b, int64_t rows, kvc_error* error) noexcept {
-  KVC_TRY(check_struct(s, KVC_FIELD_SOFTMAX, error));
-  if (!std::isfinite(s->scale)) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SCALE);
-  if (!(s->soft_cap >= 0) || !std::isfinite(s->soft_cap))
-    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SOFT_CAP);
-  if (s->window < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_WINDOW, s->window);
-  if (s->alibi != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_ALIBI);
-  if (s->mask != nullptr || s->mask_start != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_MASK);
-  if ((s->causal != 0 || s->window > 0) && b.q_pos == nullptr && rows > 0) {
-    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_Q_POS);
-  }
-  return KVC_OK;
-}
-
-/// Lengths and table entries of one sequence.
-kvc_status check_sequence(const attend_job& job, int64_t i, kvc_error* error) noexcept {
-  const kvc_batch& b = job.batch;
-  const kvc_kv& kv = job.kv;
-  int32_t longest = 0;
-  for (int32_t h = 0; h < (b.kv_len_head_stride != 0 ? kv.kv_heads : 1); ++h) {
-    const int32_t len = job.kv_len(i, h);
-    if (len < 0 || len > job.plan.max_kv || len > int64_t{b.table_columns} * kv.block) {
-      return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KV_LEN, len, i);
-    }
-    longest = std::max(longest, len);
-  }
-  const int32_t sealed = b.sealed != nullptr ? std::min(b.sealed[i], longest) : longest;
-  if (sealed < 0 || (sealed < longest && (sealed % kv.block != 0 || b.open_table == nullptr))) {
-    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SEALED, b.sealed[i], i);
-  }
-  const int64_t columns = (int64_t{longest} + kv.block - 1) / kv.block;
-  const int64_t closed = (int64_t{sealed} + kv.block - 1) / kv.block;
-  for (int64_t c = 0; c < columns; ++c) {
-    const bool open = c >= closed;
-    const int32_t id = open ? b.open_table[i * b.open_stride + c] : b.table[i * b.table_stride + c];
-    if (id < -1 || id >= (open ? kv.open_blocks : kv.blocks)) {
-      return fail(error, KVC_BAD_ARGUMENT, open ? KVC_FIELD_OPEN_TABLE : KVC_FIELD_TABLE, id, i);
-    }
-  }
-  return KVC_OK;
-}
-
-kvc_status check_batch(const kvc_plan& plan, const kvc_batch* b, kvc_error* error) noexcept {
-  KVC_TRY(check_struct(b, KVC_FIELD_BATCH, error));
-  if (b->n < 0 || b->n > plan.n) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_N, b->n);
-  if (b->table_columns < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TABLE_COLUMNS, b->table_columns);
-  if (b->n == 0) return KVC_OK;
-  if (b->kv_len == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KV_LEN);
-  if (b->table == nullptr && b->table_columns > 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TABLE);
-  const int64_t strides[] = {b->table_stride,       b->open_stride,  b->kv_len_stride,
-                             b->kv_len_head_stride, b->k_pos_stride, b->k_pos_head_stride};
-  for (const int64_t s : strides) {
-    if (s < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, s);
-  }
-  if (b->q_start == nullptr) return KVC_OK;
-  for (int64_t i = 0; i < b->n; ++i) {
-    const int64_t rows = int64_t{b->q_start[i + 1]} - b->q_start[i];
-    if (b->q_start[i] < 0 || rows < 0 || rows > plan.max_q) {
-      return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_Q_START, b->q_start[i + 1], i);
-    }
-  }
-  return KVC_OK;
-}
-
-/// Rows of q and out the batch reaches: q_start may begin above 0.
-int64_t row_end(const kvc_batch& b) noexcept {
-  if (b.n == 0) return 0;
-  return b.q_start != nullptr ? b.q_start[b.n] : b.n;
 }
 
 }  // namespace
@@ -408,28 +246,18 @@ kvc_status kvc_cpu_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_batc
                           const kvc_executor* executor, kvc_error* error) {
   KVC_TRY(check_kv(kv, true, error));
   KVC_TRY(check_plan(plan, *kv, error));
-  KVC_TRY(check_batch(*plan, batch, error));
+  KVC_TRY(check_batch(*plan, *kv, batch, error));
   const int64_t rows = row_end(*batch);
   if (q == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROWS);
   KVC_TRY(check_rows(*q, rows, plan->q_heads, plan->dim_k, KVC_FIELD_DIM_K, error));
   KVC_TRY(check_softmax(softmax, *batch, rows, error));
-  KVC_TRY(check_out(out, rows, plan->q_heads, plan->dim_v, error));
+  KVC_TRY(check_out(out, rows, plan->q_heads, plan->dim_v, true, error));
+  if (out->key_score != nullptr) {
+    KVC_TRY(check_key_score(out->key_score_stride, out->key_score_head_stride, *batch, rows, *plan, error));
+  }
   KVC_TRY(check_executor(executor, error));
-  kvc_batch b = *batch;
-  if (b.table_stride == 0) b.table_stride = b.table_columns;
-  if (b.open_stride == 0) b.open_stride = b.table_columns;
-  const double scale = softmax->soft_cap > 0 ? double{softmax->scale} / softmax->soft_cap
-                                             : double{softmax->scale} * 1.44269504088896340736;
-  attend_job job{*plan,
-                 *kv,
-                 b,
-                 *q,
-                 *softmax,
-                 *out,
-                 *find_kernel(plan->target),
-                 static_cast<float>(scale),
-                 softmax->soft_cap > 0 ? softmax->soft_cap * log2_e : 0.0f};
-  for (int64_t i = 0; i < b.n; ++i) KVC_TRY(check_sequence(job, i, error));
+  const kvc_batch b = with_strides(*batch);
+  attend_job job{{*plan, *kv, b, *q, *softmax}, *out};
   if (workspace.ptr == nullptr || workspace.bytes < workspace_needed(*plan)) {
     return fail(error, KVC_WORKSPACE, KVC_FIELD_WORKSPACE, static_cast<int64_t>(workspace.bytes));
   }

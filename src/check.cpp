@@ -97,16 +97,17 @@ kvc_status check_rows(const kvc_rows& rows, int64_t n, int32_t heads, int32_t di
   return check_stride(rows.row_stride, n, element, reach, error);
 }
 
-kvc_status check_out(const kvc_out* out, int64_t n, int32_t heads, int32_t dim, kvc_error* error) noexcept {
+kvc_status check_out(const kvc_out* out, int64_t n, int32_t heads, int32_t dim, bool optional,
+                     kvc_error* error) noexcept {
   KVC_TRY(check_struct(out, KVC_FIELD_OUT, error));
   const int64_t element = element_size(out->type);
   if (element == 0) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TYPE, out->type);
   if (out->heads != heads) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OUT, out->heads);
   if (out->dim != dim) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, out->dim);
-  if ((out->o == nullptr && n > 0) || !aligned(out->o, element)) {
+  const bool needed = n > 0 && !(optional && out->lse2 != nullptr);
+  if ((out->o == nullptr && needed) || !aligned(out->o, element)) {
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OUT);
   }
-  if (out->key_score != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_KEY_SCORE);
   if (out->lse_row_stride < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_LSE, out->lse_row_stride);
   int64_t reach = element * dim;
   KVC_TRY(check_stride(out->head_stride, heads, element, reach, error));

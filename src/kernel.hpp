@@ -37,8 +37,9 @@ struct attend_item {
   const kvc_batch* batch = nullptr;
   const kvc_rows* q = nullptr;
   const kvc_softmax* softmax = nullptr;
-  float q_scale = 0;   ///< multiplied into the query before the dot product
-  float cap_log2 = 0;  ///< soft cap times log2 e, 0 = none
+  const kvc_out* out = nullptr;  ///< o == null: values are not wanted; key_score: scores are
+  float q_scale = 0;             ///< multiplied into the query before the dot product
+  float cap_log2 = 0;            ///< soft cap times log2 e, 0 = none
   int32_t sequence = 0;
   int32_t head = 0, heads = 0;  ///< first kv head and their number
   int64_t first_row = 0;
@@ -53,7 +54,16 @@ struct attend_item {
   int64_t q_head_of(int64_t state) const noexcept {
     return (head + state / per_head()) * group + state % group;
   }
+  /// Slots in use of the tile that begins at `first`.
+  int64_t slots_in(int64_t first) const noexcept {
+    return kv_len - first < tile_keys ? kv_len - first : tile_keys;
+  }
 };
+
+/// Where the scores of one row and query head go, slot by slot.
+inline float* score_row(const kvc_out& out, int64_t row, int64_t q_head) noexcept {
+  return out.key_score + row * out.key_score_stride + q_head * out.key_score_head_stride;
+}
 
 /// Memory of one worker. States are those of the split being worked on, then of all splits so far.
 struct attend_scratch {
@@ -67,7 +77,8 @@ struct attend_scratch {
   float* total = nullptr;    ///< [states][dim_v]
   float* total_max = nullptr;
   float* total_sum = nullptr;
-  uint64_t* seen = nullptr;  ///< [rows] keys of the tile each row may see
+  uint64_t* seen = nullptr;     ///< [rows] keys of the tile each row may see
+  uint64_t* counted = nullptr;  ///< [rows] those of them that the row adds to
 };
 
 /// One kv head's keys and values of one tile, block run by block run. A run is the part of a block that lies
@@ -87,13 +98,32 @@ struct tile_range {
   int64_t first = 0, last = 0;
 };
 
-/// An attention kernel. Both functions are pure in their arguments.
+/// Rows whose scores of one tile become weights and are added up, one after the other.
+struct fold_rows {
+  int32_t kind = 0;  ///< KVC_SCORE_*
+  int32_t rows = 0;
+  const float* scores = nullptr;  ///< [tile_keys] of the first row
+  int64_t score_stride = 0;       ///< elements from row to row
+  const float* lse2 = nullptr;
+  int64_t lse_stride = 0;
+  const float* least = nullptr;  ///< smallest weight that is a hit, null for other kinds
+  int64_t least_stride = 0;
+  const uint64_t* counted = nullptr;  ///< keys a row adds to
+  int64_t counted_stride = 0;
+};
+
+/// An attention kernel. All functions are pure in their arguments.
 struct kernel {
   int32_t target = 0;
   /// Loads and scales the item's queries into scratch.q.
   void (*prepare)(const attend_item&, const attend_scratch&) = nullptr;
   /// Fresh states (acc, max, lanes) of the keys in the given tiles, for all rows of the item.
   void (*split)(const attend_item&, const attend_scratch&, tile_range) = nullptr;
+  /// Scores of one tile for all rows of the item into scratch.weights [states][tile_keys], capped, those of
+  /// unseen keys anything; fills scratch.seen and returns its union, 0 = nothing was computed.
+  uint64_t (*score)(const attend_item&, const attend_scratch&, int64_t tile_index) = nullptr;
+  /// sum [tile_keys] += weight 2^min(score - lse2, 0) of the counted keys, or its square, or 1 for a hit.
+  void (*fold)(const fold_rows&, float* sum) = nullptr;
 };
 
 /// Kernel of a target, null if this build or machine does not have it. KVC_TARGET_BEST picks the widest.
@@ -101,6 +131,9 @@ const kernel* find_kernel(int32_t target) noexcept;
 
 /// Part of the split that is worth visiting: clipped to kv_len and to what windows and causality leave.
 tile_range visible_tiles(const attend_item& item, int64_t split) noexcept;
+
+/// The same for any slots [first, last) whose borders are those of tiles.
+tile_range visible_tiles(const attend_item& item, int64_t first, int64_t last) noexcept;
 
 /// Finds the blocks of one tile for one of the item's heads.
 void resolve_tile(const attend_item& item, int32_t head, int64_t tile_index, tile& out) noexcept;

@@ -35,6 +35,15 @@ float score(const attend_item& item, const tile& t, int32_t j, const float* q) n
   return item.cap_log2 != 0 ? item.cap_log2 * tanh_fixed(sum) : sum;
 }
 
+/// Scores of the keys in `seen`, -infinity for the others.
+void score_seen(const attend_item& item, const tile& t, uint64_t seen, const float* q, float* w) noexcept {
+  std::fill_n(w, tile_keys, -std::numeric_limits<float>::infinity());
+  for (; seen != 0; seen &= seen - 1) {
+    const int32_t j = std::countr_zero(seen);
+    w[j] = score(item, t, j, q);
+  }
+}
+
 /// Scores to weights: new maximum, weights, lane sums, rescaled accumulators.
 void soften(float* w, float& max, float* lanes, float* acc, int32_t dim_v) noexcept {
   float top = max;
@@ -72,19 +81,47 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) n
       const uint64_t seen = s.seen[state % item.per_head() / item.group];
       if (seen == 0) continue;
       float* w = s.weights;
-      std::fill_n(w, tile_keys, -std::numeric_limits<float>::infinity());
-      for (uint64_t rest = seen; rest != 0; rest &= rest - 1) {
-        const int32_t j = std::countr_zero(rest);
-        w[j] = score(item, t, j, s.q + state * dim_k);
+      score_seen(item, t, seen, s.q + state * dim_k, w);
+      if (item.out->key_score != nullptr) {
+        float* row = score_row(*item.out, item.row_of(state), item.q_head_of(state));
+        std::copy_n(w, item.slots_in(t.first), row + t.first);
       }
       soften(w, s.max[state], s.lanes + state * sum_lanes, s.acc + state * dim_v, dim_v);
-      add_values(item, t, seen, w, s.acc + state * dim_v);
+      if (item.out->o != nullptr) add_values(item, t, seen, w, s.acc + state * dim_v);
+    }
+  }
+}
+
+uint64_t score_tile(const attend_item& item, const attend_scratch& s, int64_t index) noexcept {
+  uint64_t any = 0;
+  for (int64_t state = 0; state < item.states(); ++state) {
+    tile t;
+    resolve_tile(item, item.head + static_cast<int32_t>(state / item.per_head()), index, t);
+    any = seen_keys(item, t, s.seen);
+    if (any == 0) break;
+    const uint64_t seen = s.seen[state % item.per_head() / item.group];
+    score_seen(item, t, seen, s.q + state * item.kv->dim_k, s.weights + state * tile_keys);
+  }
+  return any;
+}
+
+void fold(const fold_rows& r, float* sum) noexcept {
+  for (int32_t row = 0; row < r.rows; ++row) {
+    const float* scores = r.scores + row * r.score_stride;
+    const float lse = r.lse2[row * r.lse_stride];
+    for (uint64_t rest = r.counted[row * r.counted_stride]; rest != 0; rest &= rest - 1) {
+      const int32_t j = std::countr_zero(rest);
+      const float x = scores[j] - lse;
+      const float w = exp2_weight(0.0f < x ? 0.0f : x);
+      if (r.kind == KVC_SCORE_WEIGHT) sum[j] += w;
+      if (r.kind == KVC_SCORE_SQUARE) sum[j] += w * w;
+      if (r.kind == KVC_SCORE_HIT) sum[j] += w >= r.least[row * r.least_stride] ? 1.0f : 0.0f;
     }
   }
 }
 
 }  // namespace
 
-const kernel scalar_kernel = {KVC_TARGET_SCALAR, &prepare, &split};
+const kernel scalar_kernel = {KVC_TARGET_SCALAR, &prepare, &split, &score_tile, &fold};
 
 }  // namespace kvcache::detail

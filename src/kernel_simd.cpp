@@ -6,11 +6,8 @@
 // Registers hold R rows x NV vectors. Rows are (query row, head of the group) pairs; how they are grouped
 // changes speed, never bits.
 #include "kernel.hpp"
+#include "simd_targets.hpp"
 
-#undef HWY_DISABLED_TARGETS
-// Without fused multiply-add the bits would differ; scalable vectors do not fit fixed register blocks.
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV | HWY_WASM | HWY_PPC8)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernel_simd.cpp"
 #include <hwy/foreach_target.h>
@@ -21,33 +18,21 @@
 #include <bit>
 
 #include "element.hpp"
-#include "exp2.hpp"
 #include "lookahead.hpp"
+#include "simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 
-namespace hn = hwy::HWY_NAMESPACE;
+void fold(const fold_rows&, float*);  // score_simd.cpp
 
-#if HWY_TARGET == HWY_AVX3
-constexpr int32_t this_target = KVC_TARGET_AVX512, lanes = 16, registers = 24;
-#elif HWY_TARGET == HWY_AVX2
-constexpr int32_t this_target = KVC_TARGET_AVX2, lanes = 8, registers = 12;
-#else
-constexpr int32_t this_target = KVC_TARGET_NEON, lanes = 4, registers = 24;
-#endif
 constexpr int32_t max_rows = 6;                         ///< rows of a register block where there are many
 constexpr int32_t only_rows = registers >= 16 ? 8 : 6;  ///< where one block can hold all rows of an item
-constexpr int32_t key_vectors = tile_keys / lanes;
 /// Accumulator vectors per row of a block of `rows` rows.
 constexpr int32_t vectors_of(int64_t rows) {
   return rows == 1 ? 8 : rows * 4 <= registers ? 4 : 2;
 }
-
-using tag_f = hn::FixedTag<float, lanes>;
-using vec_f = hn::Vec<tag_f>;
-using tag_8 = hn::FixedTag<float, 8>;
 
 // ---- loads that widen ----
 
@@ -66,39 +51,6 @@ HWY_INLINE hn::Vec<D> load_as(D d, const bf16* p) {
   const hn::Rebind<uint32_t, D> du;
   const auto wide = hn::PromoteTo(du, hn::LoadU(dh, reinterpret_cast<const uint16_t*>(p)));
   return hn::BitCast(d, hn::ShiftLeft<16>(wide));
-}
-
-// ---- the functions of exp2.hpp, step by step ----
-
-HWY_INLINE vec_f exp2_core(vec_f x) {
-  const tag_f d;
-  const hn::RebindToUnsigned<tag_f> du;
-  const auto magic = hn::Set(d, round_magic);
-  const auto shifted = hn::Add(x, magic);
-  const auto f = hn::Sub(x, hn::Sub(shifted, magic));
-  auto p = hn::Set(d, exp2_c[5]);
-  for (int i = 4; i >= 0; --i) p = hn::MulAdd(p, f, hn::Set(d, exp2_c[i]));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto n = hn::Sub(hn::BitCast(du, shifted), hn::BitCast(du, magic));
-  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(du, 127u)))));
-}
-
-HWY_INLINE vec_f exp2_weight(vec_f x) {
-  const auto least = hn::Set(tag_f(), exp2_min);
-  return hn::IfThenZeroElse(hn::Lt(x, least), exp2_core(hn::Max(least, x)));
-}
-
-HWY_INLINE vec_f tanh_fixed(vec_f y) {
-  const tag_f d;
-  const auto one = hn::Set(d, 1.0f);
-  const auto a = hn::Abs(y);
-  const auto e = exp2_core(hn::Mul(hn::Min(hn::Set(d, tanh_large), a), hn::Set(d, two_log2_e)));
-  const auto big = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
-  const auto y2 = hn::Mul(y, y);
-  auto p = hn::Set(d, tanh_c[4]);
-  for (int i = 3; i >= 0; --i) p = hn::MulAdd(p, y2, hn::Set(d, tanh_c[i]));
-  const auto small = hn::MulAdd(hn::Mul(y, y2), p, y);
-  return hn::IfThenElse(hn::Lt(a, hn::Set(d, tanh_small)), small, hn::CopySign(big, y));
 }
 
 // ---- what a tile looks like to the inner loops ----
@@ -720,6 +672,21 @@ void score_heads(const tile_work& t) {
   }
 }
 
+/// Hands out scores of `n` states as they stand, as far as the tile has slots.
+void keep_scores(const tile_work& t, int64_t first, int64_t n) {
+  const int64_t slots = t.item.slots_in(t.now.first);
+  for (int64_t i = first; i < first + n; ++i) {
+    float* to = score_row(*t.item.out, t.item.row_of(i), t.item.q_head_of(i)) + t.now.first;
+    const float* from = t.scratch.weights + i * tile_keys;
+    if (slots < tile_keys) {
+      std::memcpy(to, from, static_cast<size_t>(slots) * sizeof(float));
+    } else {
+      for (int32_t v = 0; v < tile_keys; v += lanes)
+        hn::StoreU(hn::LoadU(tag_f(), from + v), tag_f(), to + v);
+    }
+  }
+}
+
 /// Scores to weights for states [first, last), which see the same keys. All maxima come first: each takes a
 /// chain of shuffles, and the chains of several rows overlap.
 void soften_states(const tile_work& t, int64_t first, int64_t last, uint64_t seen) {
@@ -732,6 +699,7 @@ void soften_states(const tile_work& t, int64_t first, int64_t last, uint64_t see
     for (int64_t i = 0; i < n; ++i) {
       top[i] = admit_row(s.weights + (first + i) * tile_keys, seen, t.item.cap_log2, s.max[first + i]);
     }
+    if (t.item.out->key_score != nullptr) keep_scores(t, first, n);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t at = first + i;
       soften(s.weights + at * tile_keys, top[i], s.max[at], s.lanes + at * sum_lanes, s.acc + at * dim, dim);
@@ -857,11 +825,25 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) {
     const tile_work work{item, s, blocks, now, more ? &next : nullptr, whole ? &far : nullptr};
     score_heads(work);
     soften_heads(work);
-    add_heads(work);
+    if (item.out->o != nullptr) add_heads(work);
   }
 }
 
-const kernel body = {this_target, &prepare, &split};
+/// One tile's scores, capped. Rows read it again and again, so nothing is asked for ahead.
+uint64_t score(const attend_item& item, const attend_scratch& s, int64_t index) {
+  tile now;
+  resolve_tile(item, item.head, index, now);
+  const uint64_t any = seen_keys(item, now, s.seen);
+  if (any == 0) return 0;
+  const row_blocks blocks(item);
+  score_heads({item, s, blocks, now, nullptr, nullptr});
+  for (int64_t i = 0; item.cap_log2 != 0 && i < item.states(); ++i) {
+    (void)admit_row(s.weights + i * tile_keys, ~uint64_t{0}, item.cap_log2, 0);
+  }
+  return any;
+}
+
+const kernel body = {this_target, &prepare, &split, &score, &fold};
 
 #endif
 }  // namespace kvcache::detail::HWY_NAMESPACE

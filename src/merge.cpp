@@ -47,12 +47,13 @@ kvc_status kvc_cpu_merge(const kvc_out* parts, int32_t n_parts, int32_t rows, co
   KVC_TRY(check_struct(out, KVC_FIELD_OUT, error));
   if (out->dim < 1 || out->dim > max_dim) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_DIM_V, out->dim);
   if (out->heads < 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_Q_HEADS, out->heads);
-  KVC_TRY(check_out(out, rows, out->heads, out->dim, error));
+  KVC_TRY(check_out(out, rows, out->heads, out->dim, false, error));
   for (int32_t i = 0; i < n_parts; ++i) {
-    const kvc_status s = check_out(parts + i, rows, out->heads, out->dim, error);
+    const kvc_status s = check_out(parts + i, rows, out->heads, out->dim, false, error);
     if (s != KVC_OK) return error != nullptr ? error->index = i, s : s;
     if (parts[i].lse2 == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_LSE, 0, i);
   }
+  if (out->key_score != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_KEY_SCORE);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t head = 0; head < out->heads; ++head) {
       merge_row(parts, n_parts, row, head, sink_logit != nullptr ? sink_logit + head : nullptr, *out);

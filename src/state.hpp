@@ -46,8 +46,8 @@ inline void join(state& total, float* total_acc, state part, const float* acc, i
   for (int32_t d = 0; d < dim; ++d) total_acc[d] = total_acc[d] * a + acc[d] * b;
 }
 
-/// Normalises a state into one output row, with the sink's logit (times log2 e) in the denominator.
-/// Returns the row's log-sum-exp, base 2.
+/// Normalises a state into one output row (null: none), with the sink's logit (times log2 e) in the
+/// denominator. Returns the row's log-sum-exp, base 2.
 inline float finish(state s, const float* acc, const float* sink_logit, std::byte* to, int32_t type,
                     int32_t dim) noexcept {
   float factor = 0, lse = minus_infinity;
@@ -61,6 +61,7 @@ inline float finish(state s, const float* acc, const float* sink_logit, std::byt
   } else if (sink_logit != nullptr) {
     lse = *sink_logit * log2_e;
   }
+  if (to == nullptr) return lse;
   with_type(type, [&](auto* tag) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(tag)>>;
     const bool none = s.empty();
@@ -72,7 +73,7 @@ inline float finish(state s, const float* acc, const float* sink_logit, std::byt
 }
 
 inline std::byte* out_row(const kvc_out& out, int64_t row, int64_t head) noexcept {
-  return bytes_of(out.o) + row * out.row_stride + head * out.head_stride;
+  return out.o == nullptr ? nullptr : bytes_of(out.o) + row * out.row_stride + head * out.head_stride;
 }
 inline float* lse_of(const kvc_out& out, int64_t row, int64_t head) noexcept {
   return out.lse2 + row * (out.lse_row_stride != 0 ? out.lse_row_stride : out.heads) + head;

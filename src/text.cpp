@@ -170,6 +170,11 @@ const char* kvc_field_text(int32_t field) {
                                           "position",
                                           "blocks_returned",
                                           "format",
+                                          "score",
+                                          "kind",
+                                          "upto",
+                                          "least",
+                                          "sum",
                                           "other"};
   static_assert(sizeof(names) / sizeof(names[0]) == KVC_FIELD_COUNT_);
   return field >= 0 && field < KVC_FIELD_COUNT_ ? names[field] : "unknown field";

@@ -33,8 +33,11 @@ const int32_t* key_positions(const attend_item& item) noexcept {
 }  // namespace
 
 tile_range visible_tiles(const attend_item& item, int64_t split) noexcept {
-  int64_t first = split * split_keys;
-  int64_t last = std::min<int64_t>(first + split_keys, item.kv_len);
+  return visible_tiles(item, split * split_keys, (split + 1) * split_keys);
+}
+
+tile_range visible_tiles(const attend_item& item, int64_t first, int64_t last) noexcept {
+  last = std::min<int64_t>(last, item.kv_len);
   const kvc_softmax& s = *item.softmax;
   if (positional(s) && item.batch->k_pos == nullptr) {
     const int32_t* pos = item.batch->q_pos + item.first_row;

@@ -35,6 +35,9 @@ struct bench {
     q = dense_rows(queries.data(), element::f32, 4, 64);
     soft = causal_softmax(0.125f);
     out = dense_out(o.data(), element::f32, 4, 64, lse.data());
+    what = dense_score(KVC_SCORE_WEIGHT, sums.data(), 40, lse.data());
+    what.sum_stride = 160;
+    what.upto = upto;
     add.struct_size = sizeof add;
     add.rows = 2;
     add.k = dense_rows(w.keys[0].data(), element::f32, 2, 64);
@@ -71,6 +74,9 @@ struct bench {
   kvc_executor executor{nullptr, 1, [](void*, void (*task)(void*, int32_t), void* arg, int32_t n) {
                           for (int32_t i = 0; i < n; ++i) task(arg, i);
                         }};
+  kvc_score what{};
+  std::vector<float> sums = std::vector<float>(320, 77.0f);
+  int32_t upto[6] = {39, 39, 40, 40, 20, 20};
   kvc_append add{};
   int64_t slots[2] = {0, 17};
   kvc_rope turn{};
@@ -168,11 +174,17 @@ const fault attend_faults[] = {
     {"mask", KVC_UNSUPPORTED, KVC_FIELD_MASK,
      [](bench& b) { b.soft.mask = reinterpret_cast<uint32_t*>(lone); }},
     {"old out struct", KVC_ABI, KVC_FIELD_OUT, [](bench& b) { b.out.struct_size = 3; }},
-    {"no output", KVC_BAD_ARGUMENT, KVC_FIELD_OUT, [](bench& b) { b.out.o = nullptr; }},
+    {"no output", KVC_BAD_ARGUMENT, KVC_FIELD_OUT, [](bench& b) { b.out.o = b.out.lse2 = nullptr; }},
     {"output heads", KVC_BAD_ARGUMENT, KVC_FIELD_OUT, [](bench& b) { b.out.heads = 5; }},
     {"output dim", KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, [](bench& b) { b.out.dim = 32; }},
     {"output type", KVC_UNSUPPORTED, KVC_FIELD_TYPE, [](bench& b) { b.out.type = KVC_E4M3; }},
-    {"key scores", KVC_UNSUPPORTED, KVC_FIELD_KEY_SCORE, [](bench& b) { b.out.key_score = lone; }},
+    {"key scores of rows over each other", KVC_BAD_ARGUMENT, KVC_FIELD_KEY_SCORE,
+     [](bench& b) { b.out.key_score = lone, b.out.key_score_head_stride = 40; }},
+    {"key scores of heads over each other", KVC_BAD_ARGUMENT, KVC_FIELD_KEY_SCORE,
+     [](bench& b) {
+       b.out.key_score = lone;
+       b.out.key_score_stride = 160, b.out.key_score_head_stride = 39;
+     }},
     {"lse stride", KVC_BAD_ARGUMENT, KVC_FIELD_LSE, [](bench& b) { b.out.lse_row_stride = -1; }},
     {"workspace short by one", KVC_WORKSPACE, KVC_FIELD_WORKSPACE, [](bench& b) { b.buf.bytes--; }},
     {"no workspace", KVC_WORKSPACE, KVC_FIELD_WORKSPACE, [](bench& b) { b.buf.ptr = nullptr; }},
@@ -242,6 +254,41 @@ const fault run_faults[] = {
      [](bench& b) { b.ids[5] = b.ids[4]; }},
 };
 
+const fault score_faults[] = {
+    {"plan never made", KVC_BAD_ARGUMENT, KVC_FIELD_PLAN, [](bench& b) { b.plan.width = 0; }},
+    {"K type", KVC_UNSUPPORTED, KVC_FIELD_K, [](bench& b) { b.kv.k.type = KVC_I8; }},
+    {"id past the pool", KVC_BAD_ARGUMENT, KVC_FIELD_TABLE,
+     [](bench& b) { b.w.row_of_table(1)[1] = b.kv.blocks; }},
+    {"more rows than planned", KVC_BAD_ARGUMENT, KVC_FIELD_Q_START, [](bench& b) { b.plan.max_q = 1; }},
+    {"query heads", KVC_BAD_ARGUMENT, KVC_FIELD_ROWS, [](bench& b) { b.q.heads = 2; }},
+    {"query dim", KVC_BAD_ARGUMENT, KVC_FIELD_DIM_K, [](bench& b) { b.q.dim = 128; }},
+    {"no queries", KVC_BAD_ARGUMENT, KVC_FIELD_ROWS, [](bench& b) { b.q.data = nullptr; }},
+    {"soft cap", KVC_BAD_ARGUMENT, KVC_FIELD_SOFT_CAP, [](bench& b) { b.soft.soft_cap = -1; }},
+    {"no positions", KVC_BAD_ARGUMENT, KVC_FIELD_Q_POS, [](bench& b) { b.batch.q_pos = nullptr; }},
+    {"old score struct", KVC_ABI, KVC_FIELD_SCORE, [](bench& b) { b.what.struct_size = 8; }},
+    {"kind", KVC_UNSUPPORTED, KVC_FIELD_KIND, [](bench& b) { b.what.kind = 3; }},
+    {"negative kind", KVC_UNSUPPORTED, KVC_FIELD_KIND, [](bench& b) { b.what.kind = -1; }},
+    {"reserved", KVC_BAD_ARGUMENT, KVC_FIELD_RESERVED, [](bench& b) { b.what.reserved = 1; }},
+    {"no lse2", KVC_BAD_ARGUMENT, KVC_FIELD_LSE, [](bench& b) { b.what.lse2 = nullptr; }},
+    {"lse2 stride", KVC_BAD_ARGUMENT, KVC_FIELD_LSE, [](bench& b) { b.what.lse_row_stride = -1; }},
+    {"hits without a bound", KVC_BAD_ARGUMENT, KVC_FIELD_LEAST,
+     [](bench& b) { b.what.kind = KVC_SCORE_HIT; }},
+    {"a bound without hits", KVC_BAD_ARGUMENT, KVC_FIELD_LEAST, [](bench& b) { b.what.least = lone; }},
+    {"no sums", KVC_BAD_ARGUMENT, KVC_FIELD_SUM, [](bench& b) { b.what.sum = nullptr; }},
+    {"sums of heads over each other", KVC_BAD_ARGUMENT, KVC_FIELD_SUM,
+     [](bench& b) { b.what.sum_head_stride = 39; }},
+    {"sums of sequences over each other", KVC_BAD_ARGUMENT, KVC_FIELD_SUM,
+     [](bench& b) { b.what.sum_stride = 1; }},
+    {"key scores over each other", KVC_BAD_ARGUMENT, KVC_FIELD_KEY_SCORE,
+     [](bench& b) { b.what.key_score = lone, b.what.key_score_head_stride = 40; }},
+    {"a bound past the keys", KVC_BAD_ARGUMENT, KVC_FIELD_UPTO, [](bench& b) { b.upto[4] = 21; }},
+    {"a negative bound", KVC_BAD_ARGUMENT, KVC_FIELD_UPTO, [](bench& b) { b.upto[1] = -1; }},
+    {"small workspace", KVC_WORKSPACE, KVC_FIELD_WORKSPACE, [](bench& b) { b.buf.bytes = 4096; }},
+    {"no workspace", KVC_WORKSPACE, KVC_FIELD_WORKSPACE, [](bench& b) { b.buf.ptr = nullptr; }},
+    {"executor without run", KVC_BAD_ARGUMENT, KVC_FIELD_EXECUTOR,
+     [](bench& b) { b.executor.run = nullptr; }},
+};
+
 template <class Call>
 void try_all(std::span<const fault> faults, Call&& call) {
   {
@@ -252,7 +299,7 @@ void try_all(std::span<const fault> faults, Call&& call) {
   for (const fault& f : faults) {
     bench b;
     f.edit(b);
-    const std::vector<float> o = b.o, lse = b.lse;
+    const std::vector<float> o = b.o, lse = b.lse, sums = b.sums;
     const auto* first = static_cast<const std::byte*>(b.w.planes.data());
     const std::vector<std::byte> stored(first, first + b.w.planes.size().count);
     kvc_error e{1, 2, 3, 4};
@@ -261,7 +308,7 @@ void try_all(std::span<const fault> faults, Call&& call) {
                 << e.value);
     CHECK(s == f.status);
     CHECK(e.field == f.field);
-    CHECK((same_bits(b.o, o) && same_bits(b.lse, lse)));
+    CHECK((same_bits(b.o, o) && same_bits(b.lse, lse) && same_bits(b.sums, sums)));
     CHECK(std::memcmp(b.w.planes.data(), stored.data(), stored.size()) == 0);
   }
 }
@@ -270,6 +317,12 @@ void try_all(std::span<const fault> faults, Call&& call) {
 
 TEST_CASE("attend refuses every wrong argument by its field and writes nothing", "[check]") {
   try_all(attend_faults, [](bench& b, kvc_error& e) { return attend(b, e); });
+}
+
+TEST_CASE("score refuses every wrong argument by its field and adds nothing", "[check]") {
+  try_all(score_faults, [](bench& b, kvc_error& e) {
+    return kvc_cpu_score(&b.plan, &b.kv, &b.batch, &b.q, &b.soft, &b.what, b.buf, &b.executor, &e);
+  });
 }
 
 TEST_CASE("append refuses every wrong argument by its field and writes nothing", "[check]") {
@@ -338,6 +391,10 @@ TEST_CASE("merge refuses parts that do not fit and writes nothing", "[check]") {
   CHECK(field({bad}, b.out) == KVC_FIELD_OUT);
   CHECK(field({}, b.out) == KVC_FIELD_PARTS);
   CHECK(field({good}, b.out, -1) == KVC_FIELD_ROWS);
+  bad = b.out, bad.key_score = lone;
+  CHECK(field({good}, bad) == KVC_FIELD_KEY_SCORE);
+  bad = b.out, bad.o = nullptr;
+  CHECK(field({good}, bad) == KVC_FIELD_OUT);
   bad = b.out, bad.dim = 512;
   CHECK(field({good}, bad) == KVC_FIELD_DIM_V);
   CHECK(field({good}, b.out) == KVC_FIELD_NONE);
@@ -352,6 +409,8 @@ TEST_CASE("an empty batch, zero rows and zero commands are fine", "[check]") {
   b.starts[1] = b.starts[2] = 0;
   CHECK(attend(b, e) == KVC_OK);
   CHECK(b.o[0] == 77.0f);
+  CHECK(kvc_cpu_score(&b.plan, &b.kv, &b.batch, &b.q, &b.soft, &b.what, b.buf, nullptr, &e) == KVC_OK);
+  CHECK(b.sums[0] == 77.0f);
   b.add.rows = 0;
   CHECK(kvc_cpu_append(&b.kv, &b.add, nullptr, &e) == KVC_OK);
   b.list.n_commands = 0;

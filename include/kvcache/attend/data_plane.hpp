@@ -39,6 +39,20 @@ constexpr kvc_out dense_out(void* data, element type, int32_t heads, int32_t dim
   return o;
 }
 
+/// Sums [heads][slots], of every query head or, `grouped`, of every kv head, for one sequence; `lse2` is
+/// [rows][query heads]. `stride`: elements from head to head.
+constexpr kvc_score dense_score(int32_t kind, float* sum, int64_t stride, const float* lse2,
+                                bool grouped = false) noexcept {
+  kvc_score s{};
+  s.struct_size = sizeof s;
+  s.kind = kind;
+  s.grouped = grouped ? 1 : 0;
+  s.lse2 = lse2;
+  s.sum = sum;
+  s.sum_head_stride = stride;
+  return s;
+}
+
 /// Causal softmax of scale * (q . k), to be adjusted field by field.
 constexpr kvc_softmax causal_softmax(float scale) noexcept {
   kvc_softmax s{};
@@ -123,6 +137,17 @@ class attention {
     kvc_error e{};
     const kvc_buf workspace{workspace_.data(), workspace_.size()};
     return to_status(kvc_cpu_attend(&plan_, &kv, &batch, &q, &softmax, &out, workspace, executor, &e), e);
+  }
+
+  /// Adds what keys got of the batch's rows to score.sum: weights, squares or hits, in the order of the rows.
+  /// `q` may be empty where score.key_score has what `run` stored. Fails with the field; then nothing is
+  /// written. Cost: with key_score an exponential per row, query head and slot; without, K is read once per
+  /// 96 rows and query heads, and a score computed for each.
+  status score(const kvc_kv& kv, const kvc_batch& batch, const kvc_rows& q, const kvc_softmax& softmax,
+               const kvc_score& score, const kvc_executor* executor = nullptr) noexcept {
+    kvc_error e{};
+    const kvc_buf workspace{workspace_.data(), workspace_.size()};
+    return to_status(kvc_cpu_score(&plan_, &kv, &batch, &q, &softmax, &score, workspace, executor, &e), e);
   }
 
   /// The checked plan: bounds, instruction set, workspace.

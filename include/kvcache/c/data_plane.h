@@ -31,19 +31,42 @@ typedef struct kvc_softmax {
 /// Where results go: row r, head h at o + r * row_stride + h * head_stride, dim contiguous.
 /// A row that sees no key is exactly (0, -infinity).
 typedef struct kvc_out {
-  uint32_t struct_size;           ///< sizeof(kvc_out)
-  int32_t type;                   ///< of the results: KVC_F32, KVC_F16, KVC_BF16
-  int32_t heads;                  ///< query heads
-  int32_t dim;                    ///< channels of V
-  void* o;                        ///< results
-  int64_t row_stride;             ///< bytes
-  int64_t head_stride;            ///< bytes
-  float* lse2;                    ///< [rows][heads] log2 of the sum of 2^(score * log2 e), NULL = not wanted
-  int64_t lse_row_stride;         ///< elements, 0 = heads
-  float* key_score;               ///< reserved
-  int64_t key_score_stride;       ///< reserved
-  int64_t key_score_head_stride;  ///< reserved
+  uint32_t struct_size;    ///< sizeof(kvc_out)
+  int32_t type;            ///< of the results: KVC_F32, KVC_F16, KVC_BF16
+  int32_t heads;           ///< query heads
+  int32_t dim;             ///< channels of V
+  void* o;                 ///< results; NULL: only lse2 and key_score are wanted, V is not read
+  int64_t row_stride;      ///< bytes
+  int64_t head_stride;     ///< bytes
+  float* lse2;             ///< [rows][heads] log2 of the sum of 2^(score * log2 e), NULL = not wanted
+  int64_t lse_row_stride;  ///< elements, 0 = heads
+  /// NULL = not wanted, or [rows][heads][slots] scores * log2 e, so that a key's weight is 2^(key_score -
+  /// lse2). Of a key the row does not see: -infinity, or left as it was.
+  float* key_score;
+  int64_t key_score_stride;       ///< elements from row to row
+  int64_t key_score_head_stride;  ///< elements from head to head, at least the slots in use
 } kvc_out;
+
+/// What a key gets of one query row: its weight, the weight's square, or 1 where the weight reaches `least`.
+enum { KVC_SCORE_WEIGHT = 0, KVC_SCORE_SQUARE, KVC_SCORE_HIT };
+
+/// What kvc_cpu_score adds up, and where.
+typedef struct kvc_score {
+  uint32_t struct_size;           ///< sizeof(kvc_score)
+  int32_t kind;                   ///< KVC_SCORE_*
+  int32_t grouped;                ///< non-zero: a kv head has one sum per slot, its query heads added in turn
+  int32_t reserved;               ///< zero
+  const float* lse2;              ///< [rows][q_heads] as kvc_cpu_attend gave them for these rows
+  int64_t lse_row_stride;         ///< elements, 0 = q_heads
+  const float* key_score;         ///< as kvc_cpu_attend stored them; NULL: computed from the queries and K
+  int64_t key_score_stride;       ///< as in kvc_out
+  int64_t key_score_head_stride;  ///< as in kvc_out
+  const int32_t* upto;            ///< [rows][kv_heads] a row adds to lower slots only; NULL: to all it sees
+  const float* least;             ///< [rows][kv_heads] smallest weight that is a hit, for KVC_SCORE_HIT
+  float* sum;                     ///< [n][q_heads, or kv_heads if grouped][slots], added to
+  int64_t sum_stride;             ///< elements from sequence to sequence
+  int64_t sum_head_stride;        ///< elements from head to head, at least the slots in use
+} kvc_score;
 
 /// Rows of queries, keys or values: row r, head h at data + r * row_stride + h * head_stride, dim contiguous.
 typedef struct kvc_rows {
@@ -202,6 +225,14 @@ KVC_API kvc_status kvc_cpu_append(const kvc_kv* kv, const kvc_append* append, co
 KVC_API kvc_status kvc_cpu_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_batch* batch,
                                   const kvc_rows* q, const kvc_softmax* softmax, const kvc_out* out,
                                   kvc_buf workspace, const kvc_executor* executor, kvc_error* error);
+
+/// Adds what every key of the batch gets of the rows that see it to score->sum, in the order of the rows. A
+/// plan, batch, rows and softmax as for kvc_cpu_attend; q may be NULL with score->key_score. Weights are
+/// 2^(score - lse2), at most 1. Same inputs, same bits: whatever the executor, the block size, how rows are
+/// divided among calls, and whether scores are computed again or come from kvc_cpu_attend.
+KVC_API kvc_status kvc_cpu_score(const kvc_plan* plan, const kvc_kv* kv, const kvc_batch* batch,
+                                 const kvc_rows* q, const kvc_softmax* softmax, const kvc_score* score,
+                                 kvc_buf workspace, const kvc_executor* executor, kvc_error* error);
 
 /// Joins n_parts results over disjoint keys by their lse2 (required in every part). Give sink_logit here
 /// and not to the partial attends, so that it counts once. out may be one of the parts.

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// What keys got of query rows, added up per slot. Slots are independent of each other, so a sequence is cut
+// into items by kv heads and slots; all rows pass through an item in their order, and however it is cut, a
+// sum is the same chain of additions.
+//
+//   slots of a head   | item 0            | item 1            |
+//   rows 0 .. 31        tile, tile, tile    tile, tile, tile      scores ──> weights ──> sum[slot]
+//   rows 32 .. 63       tile, tile, tile    tile, tile, tile
+#include <algorithm>
+
+#include "call.hpp"
+#include "check.hpp"
+#include "element.hpp"
+#include "state.hpp"
+#include "workers.hpp"
+
+namespace kvcache::detail {
+namespace {
+
+constexpr int64_t least_slots = 512;  ///< of an item: fewer, and packing its queries weighs too much
+
+/// One score call.
+struct score_job : attend_call {
+  const kvc_score& score;
+  int64_t slots = 0;              ///< of an item, a multiple of tile_keys
+  int64_t* first_item = nullptr;  ///< [n+1]
+  std::byte* scratch = nullptr;
+  int64_t scratch_bytes = 0;
+
+  int64_t ranges(int64_t i) const noexcept {
+    const int64_t heads = batch.kv_len_head_stride != 0 ? plan.kv_heads : 1;
+    int64_t longest = 0;
+    for (int64_t h = 0; h < heads; ++h) longest = std::max<int64_t>(longest, kv_len(i, h));
+    return (longest + slots - 1) / slots;
+  }
+  int32_t upto(int64_t row, int64_t head, const attend_item& item) const noexcept {
+    return score.upto != nullptr ? score.upto[row * plan.kv_heads + head] : item.kv_len;
+  }
+  float* sum(const attend_item& item, int64_t head) const noexcept {
+    return score.sum + item.sequence * score.sum_stride + head * score.sum_head_stride;
+  }
+  const float* lse2(int64_t row, int64_t q_head) const noexcept {
+    return score.lse2 + row * lse_stride() + q_head;
+  }
+  int64_t lse_stride() const noexcept {
+    return score.lse_row_stride != 0 ? score.lse_row_stride : plan.q_heads;
+  }
+};
+
+/// The rows of a tile that one head of an item adds, as far as they do not depend on the query head.
+struct tile_rows {
+  const attend_item& item;
+  const attend_scratch& scratch;
+  int64_t first;  ///< slot
+  int32_t head;   ///< within the item
+};
+
+/// Scores of a query head's row in the tile: where attend left them, or in scratch.
+const float* scores_of(const score_job& job, const tile_rows& t, int64_t row, int64_t q_head,
+                       int64_t state) noexcept {
+  const kvc_score& s = job.score;
+  float* own = t.scratch.weights + state * tile_keys;
+  if (s.key_score == nullptr) return own;
+  const float* stored = s.key_score + row * s.key_score_stride + q_head * s.key_score_head_stride + t.first;
+  if (t.item.slots_in(t.first) == tile_keys) return stored;
+  std::copy_n(stored, t.item.slots_in(t.first), own);  // what lies behind a row is not read
+  return own;
+}
+
+/// Adds `rows` neighbouring rows of one query head, or of a group's heads one after the other, to a tile.
+void fold_some(const score_job& job, const tile_rows& t, fold_rows& r, int64_t sum_head) noexcept {
+  float* sum = job.sum(t.item, sum_head) + t.first;
+  const int64_t slots = t.item.slots_in(t.first);
+  if (slots == tile_keys) return job.body.fold(r, sum);
+  float own[tile_keys] = {};
+  std::copy_n(sum, slots, own);
+  job.body.fold(r, own);
+  std::copy_n(own, slots, sum);
+}
+
+/// A query head after the other, each with all its rows: its sums stay in registers.
+void fold_by_head(const score_job& job, const tile_rows& t, const fold_rows& of_head) noexcept {
+  const attend_item& item = t.item;
+  for (int64_t g = 0; g < item.group; ++g) {
+    const int64_t state = t.head * item.per_head() + g, q_head = item.q_head_of(state);
+    fold_rows r = of_head;
+    r.rows = item.rows;
+    r.lse2 = job.lse2(item.first_row, q_head);
+    r.lse_stride = job.lse_stride();
+    r.counted = t.scratch.counted;
+    r.counted_stride = 1;
+    r.score_stride = job.score.key_score != nullptr ? job.score.key_score_stride : item.group * tile_keys;
+    const bool copied = job.score.key_score != nullptr && item.slots_in(t.first) != tile_keys;
+    if (copied) r.score_stride = item.group * tile_keys;
+    for (int64_t row = 0; row < (copied ? item.rows : 1); ++row) {
+      const float* at = scores_of(job, t, item.first_row + row, q_head, state + row * item.group);
+      if (row == 0) r.scores = at;
+    }
+    fold_some(job, t, r, q_head);
+  }
+}
+
+/// A row after the other, each with all heads of its group.
+void fold_by_row(const score_job& job, const tile_rows& t, const fold_rows& of_head) noexcept {
+  const attend_item& item = t.item;
+  for (int64_t row = 0; row < item.rows; ++row) {
+    if (t.scratch.counted[row] == 0) continue;
+    const int64_t state = t.head * item.per_head() + row * item.group;
+    fold_rows r = of_head;
+    r.rows = item.group;
+    r.lse2 = job.lse2(item.first_row + row, item.q_head_of(state));
+    r.lse_stride = 1;
+    r.least += r.least != nullptr ? row * of_head.least_stride : 0;
+    r.least_stride = 0;
+    r.counted = t.scratch.counted + row;
+    const bool stored = job.score.key_score != nullptr && item.slots_in(t.first) == tile_keys;
+    r.score_stride = stored ? job.score.key_score_head_stride : tile_keys;
+    for (int64_t g = 0; g < (stored ? 1 : item.group); ++g) {
+      const float* at = scores_of(job, t, item.first_row + row, item.q_head_of(state + g), state + g);
+      if (g == 0) r.scores = at;
+    }
+    fold_some(job, t, r, item.head + t.head);
+  }
+}
+
+/// Fills scratch.counted for one head of the item; false: no row adds to the tile.
+bool counted_keys(const score_job& job, const tile_rows& t) noexcept {
+  const attend_item& item = t.item;
+  uint64_t any = 0;
+  for (int64_t row = 0; row < item.rows; ++row) {
+    const int64_t left = job.upto(item.first_row + row, item.head + t.head, item) - t.first;
+    const uint64_t below = left >= tile_keys ? ~uint64_t{0} : left <= 0 ? 0 : (uint64_t{1} << left) - 1;
+    any |= t.scratch.counted[row] = t.scratch.seen[row] & below;
+  }
+  return any != 0;
+}
+
+/// Tiles of [first, last) that some row adds to.
+tile_range counted_tiles(const score_job& job, const attend_item& item, int64_t first,
+                         int64_t last) noexcept {
+  int64_t most = job.score.upto == nullptr ? last : 0;
+  for (int64_t row = 0; job.score.upto != nullptr && row < item.rows; ++row) {
+    for (int32_t h = item.head; h < item.head + item.heads; ++h) {
+      most = std::max<int64_t>(most, job.upto(item.first_row + row, h, item));
+    }
+  }
+  return visible_tiles(item, first, std::min(last, most));
+}
+
+/// Adds the rows of an item to the slots [first, last).
+void add_rows(const score_job& job, const attend_item& item, const attend_scratch& s, int64_t first,
+              int64_t last) noexcept {
+  const tile_range range = counted_tiles(job, item, first, last);
+  if (range.first >= range.last) return;
+  const bool stored = job.score.key_score != nullptr;
+  if (!stored) job.body.prepare(item, s);
+  fold_rows r;
+  r.kind = job.score.kind;
+  for (int64_t index = range.first; index < range.last; ++index) {
+    tile now;
+    if (stored) resolve_tile(item, item.head, index, now);
+    if ((stored ? seen_keys(item, now, s.seen) : job.body.score(item, s, index)) == 0) continue;
+    for (int32_t h = 0; h < item.heads; ++h) {
+      const tile_rows t{item, s, index * tile_keys, h};
+      if (!counted_keys(job, t)) continue;
+      if (job.score.kind == KVC_SCORE_HIT) {
+        r.least = job.score.least + item.first_row * job.plan.kv_heads + item.head + h;
+        r.least_stride = job.plan.kv_heads;
+      }
+      job.score.grouped != 0 ? fold_by_row(job, t, r) : fold_by_head(job, t, r);
+    }
+  }
+}
+
+/// Item `number`: all rows of a sequence, some kv heads, some slots.
+void run_item(const score_job& job, int32_t worker, int64_t number) noexcept {
+  const int64_t* end = job.first_item + job.batch.n + 1;
+  const int64_t i = std::upper_bound<const int64_t*>(job.first_item, end, number) - job.first_item - 1;
+  const int64_t rest = number - job.first_item[i], ranges = job.ranges(i);
+  const auto head = static_cast<int32_t>(rest / ranges * job.head_block(i));
+  const int64_t first = rest % ranges * job.slots;
+  carver c(job.scratch + worker * job.scratch_bytes);
+  const attend_scratch s = carve_scratch(c, job.plan);
+  for (int64_t row = job.row_begin(i); row < job.row_begin(i + 1); row += job.plan.row_block) {
+    add_rows(job, job.item(i, head, row), s, first, first + job.slots);
+  }
+}
+
+/// Slots per item, so that every worker finds a few items.
+int64_t slots_per_item(const score_job& job) noexcept {
+  const int64_t longest = std::max<int64_t>(longest_kv(job.batch, job.plan.kv_heads), 1);
+  int64_t heads = 0;
+  for (int64_t i = 0; i < job.batch.n; ++i) heads += job.head_blocks(i);
+  const int64_t wanted = job.plan.width > 1 ? 4 * int64_t{job.plan.width} : 1;
+  const int64_t cuts = (wanted + heads - 1) / std::max<int64_t>(heads, 1);
+  const int64_t each = std::max((longest + cuts - 1) / cuts, least_slots);
+  return (each + tile_keys - 1) / tile_keys * tile_keys;
+}
+
+size_t workspace_needed(const kvc_plan& p) noexcept {
+  carver shared(nullptr), one(nullptr);
+  (void)shared.take<int64_t>(int64_t{p.n} + 1);
+  (void)carve_scratch(one, p);
+  return static_cast<size_t>(shared.used() + one.used() * p.width + 63);
+}
+
+void run(score_job& job, kvc_buf workspace, const kvc_executor* executor) noexcept {
+  const auto address = reinterpret_cast<uintptr_t>(workspace.ptr);
+  carver c(reinterpret_cast<void*>((address + 63) / 64 * 64)), measure(nullptr);
+  job.first_item = c.take<int64_t>(int64_t{job.plan.n} + 1);
+  (void)carve_scratch(measure, job.plan);
+  job.scratch_bytes = measure.used();
+  job.scratch = c.take<std::byte>(job.scratch_bytes * job.plan.width);
+  job.slots = slots_per_item(job);
+  int64_t total = 0;
+  for (int64_t i = 0; i < job.batch.n; ++i) {
+    job.first_item[i] = total;
+    total += job.head_blocks(i) * job.ranges(i);
+  }
+  job.first_item[job.batch.n] = total;
+  auto one = [&](int32_t worker, int64_t number) noexcept { run_item(job, worker, number); };
+  for_each_item(executor, job.plan.width, total, one);
+}
+
+// ---- checks ----
+
+kvc_status check_score(const kvc_score& s, const kvc_plan& plan, const kvc_batch& b, int64_t rows,
+                       kvc_error* error) noexcept {
+  if (s.kind < KVC_SCORE_WEIGHT || s.kind > KVC_SCORE_HIT) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_KIND, s.kind);
+  }
+  if (s.reserved != 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_RESERVED, s.reserved);
+  if (rows == 0) return KVC_OK;
+  if (s.lse2 == nullptr || s.lse_row_stride < 0) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_LSE, s.lse_row_stride);
+  }
+  if ((s.kind == KVC_SCORE_HIT) != (s.least != nullptr)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_LEAST);
+  }
+  const int64_t longest = longest_kv(b, plan.kv_heads);
+  const int64_t sums = s.grouped != 0 ? plan.kv_heads : plan.q_heads;
+  if (s.sum == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SUM);
+  if (sums > 1 && s.sum_head_stride < longest) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SUM, s.sum_head_stride);
+  }
+  if (b.n > 1 && s.sum_stride < longest) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SUM, s.sum_stride);
+  if (s.key_score == nullptr) return KVC_OK;
+  return check_key_score(s.key_score_stride, s.key_score_head_stride, b, rows, plan, error);
+}
+
+/// No row adds beyond its sequence.
+kvc_status check_upto(const score_job& job, kvc_error* error) noexcept {
+  if (job.score.upto == nullptr) return KVC_OK;
+  for (int64_t i = 0; i < job.batch.n; ++i) {
+    for (int64_t row = job.row_begin(i); row < job.row_begin(i + 1); ++row) {
+      for (int64_t h = 0; h < job.plan.kv_heads; ++h) {
+        const int32_t upto = job.score.upto[row * job.plan.kv_heads + h];
+        if (upto < 0 || upto > job.kv_len(i, h)) {
+          return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_UPTO, upto, row);
+        }
+      }
+    }
+  }
+  return KVC_OK;
+}
+
+}  // namespace
+}  // namespace kvcache::detail
+
+using namespace kvcache::detail;
+
+kvc_status kvc_cpu_score(const kvc_plan* plan, const kvc_kv* kv, const kvc_batch* batch, const kvc_rows* q,
+                         const kvc_softmax* softmax, const kvc_score* score, kvc_buf workspace,
+                         const kvc_executor* executor, kvc_error* error) {
+  KVC_TRY(check_kv(kv, true, error));
+  KVC_TRY(check_plan(plan, *kv, error));
+  KVC_TRY(check_batch(*plan, *kv, batch, error));
+  const int64_t rows = row_end(*batch);
+  KVC_TRY(check_struct(score, KVC_FIELD_SCORE, error));
+  if (score->key_score == nullptr) {
+    if (q == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROWS);
+    KVC_TRY(check_rows(*q, rows, plan->q_heads, plan->dim_k, KVC_FIELD_DIM_K, error));
+  }
+  KVC_TRY(check_softmax(softmax, *batch, rows, error));
+  KVC_TRY(check_score(*score, *plan, *batch, rows, error));
+  KVC_TRY(check_executor(executor, error));
+  const kvc_batch b = with_strides(*batch);
+  const kvc_rows none{};
+  score_job job{{*plan, *kv, b, score->key_score == nullptr ? *q : none, *softmax}, *score};
+  KVC_TRY(check_upto(job, error));
+  if (workspace.ptr == nullptr || workspace.bytes < workspace_needed(*plan)) {
+    return fail(error, KVC_WORKSPACE, KVC_FIELD_WORKSPACE, static_cast<int64_t>(workspace.bytes));
+  }
+  run(job, workspace, executor);
+  return KVC_OK;
+}
