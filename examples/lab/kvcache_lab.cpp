@@ -3,10 +3,10 @@
 // kvcache_lab: what a cache policy costs, at equal bytes, before it is shipped.
 //
 //   kvcache_lab cell    --model F --policy TEXT --task passkey --length 512      one figure
-//   kvcache_lab run     --model F --out FOLDER --quick                           the matrix, with its
-//   controls kvcache_lab compare a.json b.json                                            two cells
-//   kvcache_lab tasks   [--model F --task passkey --length 512]                  what there is; prompts as
-//   JSONL
+//   kvcache_lab run     --model F --out FOLDER --quick                           the matrix, with controls
+//   kvcache_lab recall  --policy TEXT --length 32768                             a model whose answer is
+//   known kvcache_lab compare --a x.json --b y.json                                    two cells kvcache_lab
+//   tasks                                                            what there is
 
 #include <cstdio>
 #include <cstring>
@@ -15,7 +15,9 @@
 #include <thread>
 
 #include "cell.hpp"
+#include "constructed.hpp"
 #include "known.hpp"
+#include "recall.hpp"
 #include "report.hpp"
 #include "session_bench.hpp"
 
@@ -46,6 +48,19 @@ engine::error usage(const char* code, const char* field, const std::string& valu
   return {engine::failure::usage, code, field, value, {}, -1};
 }
 
+void add_when_and_where(CLI::App& app, bool& question_inside, lab::mode& how) {
+  app.add_option_function<std::string>(
+         "--question", [&question_inside](const std::string& text) { question_inside = text == "inside"; },
+         "whether the question is compressed with the context or comes after: inside, after (default)")
+      ->check(CLI::IsMember({"inside", "after"}));
+  app.add_option_function<std::string>(
+         "--mode",
+         [&how](const std::string& text) { how = text == "stream" ? lab::mode::stream : lab::mode::oneshot; },
+         "when the policy acts: oneshot (default), once the context is complete; stream, from the first "
+         "token")
+      ->check(CLI::IsMember({"oneshot", "stream"}));
+}
+
 void add_lab_options(CLI::App& app, lab_options& o) {
   o.common.chunk = 256;
   o.common.cache = "paged";
@@ -68,16 +83,7 @@ void add_lab_options(CLI::App& app, lab_options& o) {
       ->capture_default_str();
   app.add_option("--about", o.about, "context length you want to know about: warns if none tested is as long")
       ->check(CLI::Range(1, 1 << 30));
-  app.add_option_function<std::string>(
-         "--question", [&o](const std::string& text) { o.question_inside = text == "inside"; },
-         "whether the question is compressed with the context or comes after: inside, after (default)")
-      ->check(CLI::IsMember({"inside", "after"}));
-  app.add_option_function<std::string>(
-         "--mode",
-         [&o](const std::string& text) { o.how = text == "stream" ? lab::mode::stream : lab::mode::oneshot; },
-         "when the policy acts: oneshot (default), once the context is complete; stream, from the first "
-         "token")
-      ->check(CLI::IsMember({"oneshot", "stream"}));
+  add_when_and_where(app, o.question_inside, o.how);
 }
 
 std::string task_names() {
@@ -266,6 +272,51 @@ int run_matrix_verb(int argc, char** argv) {
   return engine::run_program(app, argc, argv, o.lab.common, [&] { return matrix(o); });
 }
 
+void print_recall(const std::vector<lab::recall_row>& rows, int asked) {
+  std::printf("%-62s %10s %8s %8s %8s\n", "policy", "bytes held", "right", "unknown", "pairs held");
+  for (const lab::recall_row& row : rows) {
+    const std::string name =
+        row.control.empty() || row.control == "full" ? row.policy : "  " + row.policy + " (control)";
+    std::printf("%-62s %8.1f %% %4d/%d %8d %8d\n", name.c_str(),
+                100 * static_cast<double>(row.bytes_held) / static_cast<double>(row.bytes_full), row.right,
+                asked, row.unknown, row.held);
+  }
+}
+
+result<json> recall(lab::recall_options o) {
+  if (o.asked > o.length)
+    return usage("bad_value", "--asked", std::to_string(o.asked) + "; at most the length");
+  if (o.policies.empty()) o.policies = {"window:" + std::to_string(o.length / 4)};
+  const auto rows = lab::run_recall(o);
+  if (!rows) return rows.error();
+  auto document = lab::recall_document(o, *rows);
+  if (!o.common.as_json) print_recall(*rows, o.asked);
+  return document;
+}
+
+int run_recall_verb(int argc, char** argv) {
+  CLI::App app(
+      "A model made by hand that answers exactly if the right token is held: what a policy kept, and whether "
+      "the cache gives back what it holds.",
+      "kvcache_lab recall");
+  lab::recall_options o;
+  o.common.chunk = 256;
+  o.common.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  engine::add_common_options(app, o.common);
+  app.get_option("--model")->required(false)->group("");
+  app.get_option("--cache")->group("");
+  app.add_option("--policy", o.policies, "policies; may be given several times")->take_all()->expected(1);
+  app.add_option("--length", o.length, "tokens of the text: pairs")
+      ->check(CLI::Range(2, lab::most_pairs))
+      ->capture_default_str();
+  app.add_option("--asked", o.asked, "pairs that are asked for, evenly spread")
+      ->check(CLI::Range(1, lab::most_pairs))
+      ->capture_default_str();
+  app.add_option("--seed", o.seed, "seed of the text")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+  add_when_and_where(app, o.question_inside, o.how);
+  return engine::run_program(app, argc, argv, o.common, [&] { return recall(o); });
+}
+
 int run_compare_verb(int argc, char** argv) {
   CLI::App app("Two cells. Refuses when a setting differs, and names it.", "kvcache_lab compare");
   engine::common_options common;
@@ -289,14 +340,15 @@ int main(int argc, char** argv) {
   const auto verb = [&](const char* name) { return argc > 1 && std::strcmp(argv[1], name) == 0; };
   if (verb("cell")) return run_cell_verb(argc - 1, argv + 1);
   if (verb("run")) return run_matrix_verb(argc - 1, argv + 1);
+  if (verb("recall")) return run_recall_verb(argc - 1, argv + 1);
   if (verb("compare")) return run_compare_verb(argc - 1, argv + 1);
   if (verb("tasks")) return run_tasks_verb(argc - 1, argv + 1);
   CLI::App app(
-      "What a cache policy costs, at equal bytes. Verbs: cell, run, compare, tasks; each has --help.",
+      "What a cache policy costs, at equal bytes. Verbs: cell, run, recall, compare, tasks; each has --help.",
       "kvcache_lab");
   engine::common_options common;
   app.add_flag("--json", common.as_json, "errors as a JSON document");
   return engine::run_program(app, argc, argv, common, []() -> result<json> {
-    return usage("missing", "verb", "one of cell, run, compare, tasks");
+    return usage("missing", "verb", "one of cell, run, recall, compare, tasks");
   });
 }

@@ -16,24 +16,6 @@ using kvcache::retention;
 // Prefilled text, a copy under a policy, and a copy of that for an option of a forced choice.
 constexpr int texts_at_a_time = 3;
 
-result<retention> policy_of(const std::string& text) {
-  random_choice lot;
-  unsigned long long seed = 0;
-  int used = 0;
-  const int found = std::sscanf(text.c_str(), "random:capacity=%d,seed=%llu%n", &lot.capacity, &seed, &used);
-  if (found == 2 && used == static_cast<int>(text.size()) && lot.capacity > 0) {
-    lot.seed = seed;
-    retention out;
-    out.policy = lot;
-    return out;
-  }
-  auto parsed = engine::parse_policy(text);
-  if (parsed) return *parsed;
-  engine::error e = parsed.error();
-  e.kind = engine::failure::usage;
-  return e;
-}
-
 class session_subject : public subject {
  public:
   session_subject(std::shared_ptr<engine::session_cache> cache, session held, mode how, int batch,
@@ -56,7 +38,7 @@ class session_subject : public subject {
 
   result<std::unique_ptr<subject>> fork(const std::string& policy) override {
     if (policy.empty()) return made(session_.fork());
-    const auto parsed = policy_of(policy);
+    const auto parsed = parse_lab_policy(policy);
     if (!parsed) return parsed.error();
     return made(session_.fork_as(*parsed, engine::drop_mode::oneshot));
   }
@@ -105,8 +87,26 @@ class session_subject : public subject {
 
 }  // namespace
 
+result<retention> parse_lab_policy(const std::string& text) {
+  random_choice lot;
+  unsigned long long seed = 0;
+  int used = 0;
+  const int found = std::sscanf(text.c_str(), "random:capacity=%d,seed=%llu%n", &lot.capacity, &seed, &used);
+  if (found == 2 && used == static_cast<int>(text.size()) && lot.capacity > 0) {
+    lot.seed = seed;
+    retention out;
+    out.policy = lot;
+    return out;
+  }
+  auto parsed = engine::parse_policy(text);
+  if (parsed) return *parsed;
+  engine::error e = parsed.error();
+  e.kind = engine::failure::usage;
+  return e;
+}
+
 result<std::string> check_policy(const std::string& text) {
-  const auto parsed = policy_of(text);
+  const auto parsed = parse_lab_policy(text);
   if (!parsed) return parsed.error();
   return text.rfind("random:", 0) == 0 ? text : engine::policy_text(*parsed);
 }
@@ -118,7 +118,7 @@ std::size_t session_bench::values_per_token() const {
 }
 
 result<std::unique_ptr<subject>> session_bench::open(const std::string& policy, mode how, int max_tokens) {
-  const auto parsed = policy_of(policy);
+  const auto parsed = parse_lab_policy(policy);
   if (!parsed) return parsed.error();
   if (max_tokens > parts_.model->shape().kv.max_positions)
     return engine::bad_input("too_long", "trial.tokens", std::to_string(max_tokens));

@@ -15,6 +15,9 @@
 
 namespace lab {
 
+/// Reads a policy or a control. Fails: usage "bad_policy", naming the key and what is allowed.
+engine::result<kvcache::retention> parse_lab_policy(const std::string& text);
+
 /// Checks the text and writes it in full. Fails: usage "bad_policy", naming the key and what is allowed.
 engine::result<std::string> check_policy(const std::string& text);
 

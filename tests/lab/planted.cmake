@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Builds kvcache_lab with a fault planted in the engine's session and asks that `run --quick` notices.
-#   cmake -D FAULT=rope|sinks|heads|none -D CXX=... -D SOURCE=<root> -D BINARY=<build> -D LINK=<objects and libraries>
+# Builds kvcache_lab with a fault planted in the engine's session and asks that `run --quick` notices, and `recall`
+# where the constructed model can: it knows which position answers, not angles.
+#   cmake -D FAULT=rope|sinks|heads|slots|none -D CXX=... -D SOURCE=<root> -D BINARY=<build> -D LINK=<objects and libraries>
 #         -P planted.cmake
 # `none` compiles the copy unchanged and asks that nothing is noticed.
 cmake_minimum_required(VERSION 3.24)
@@ -39,6 +40,11 @@ elseif(FAULT STREQUAL "sinks")
 elseif(FAULT STREQUAL "heads")
   # Two heads of a layer swap what they keep.
   plant("  return kept;\n}" "  for (std::size_t h = 0; h + 1 < kept.size(); h += 3) std::swap(kept[h], kept[h + 1]);\n  return kept;\n}")
+elseif(FAULT STREQUAL "slots")
+  # What is moved lies one slot behind what is kept.
+  plant("lists.insert(lists.end(), list.begin(), list.end());\n"
+        "lists.insert(lists.end(), list.begin(), list.end());
+  for (std::size_t t = 0; t + 1 < lists.size(); ++t) lists[t] += lists[t] + 1 < lists[t + 1] ? 1 : 0;\n")
 elseif(NOT FAULT STREQUAL "none")
   message(FATAL_ERROR "unknown fault: ${FAULT}")
 endif()
@@ -65,4 +71,19 @@ if(FAULT STREQUAL "none")
   endif()
 elseif(NOT code EQUAL 1 OR NOT out MATCHES "figure_differs")
   message(FATAL_ERROR "the fault ${FAULT} was not noticed: code ${code}, ${messages}")
+endif()
+
+# Every token of a short text is asked for.
+execute_process(
+  COMMAND "${folder}/lab" recall --length 256 --asked 256 --policy streaming_llm:sinks=4,window=60,positions=text --policy
+          h2o:heavy=32,recent=32 --json
+  RESULT_VARIABLE code
+  OUTPUT_VARIABLE out
+  ERROR_VARIABLE messages)
+if(FAULT MATCHES "^(none|rope|heads)$")
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "recall ended with ${code}: ${out} ${messages}")
+  endif()
+elseif(NOT code EQUAL 1 OR NOT out MATCHES "differs")
+  message(FATAL_ERROR "recall did not notice the fault ${FAULT}: code ${code}, ${out} ${messages}")
 endif()

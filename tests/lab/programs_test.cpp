@@ -233,6 +233,28 @@ TEST_CASE("a damaged results file is named with its line") {
   CHECK(o.document()["error"]["line"] == 1);
 }
 
+TEST_CASE("the constructed model needs no file, and says what is wrong with its options") {
+  const std::string base = program + " recall --json --length 256 --asked 32 ";
+  const outcome o = run(base + "--policy window:64 --policy h2o:heavy=32,recent=32");
+  CHECK(o.code == 0);
+  const json d = o.document();
+  CHECK(d["schema"] == "kvcache.lab.recall.v1");
+  CHECK(d["settings"]["length"] == 256);
+  // full, window, its controls (three of random), h2o, whose controls are the same.
+  REQUIRE(d["rows"].size() == 1 + 1 + 1 + 3 + 1 + 1);
+  for (const json& row : d["rows"]) {
+    INFO(row.dump());
+    CHECK(row["right"] == row["held"]);
+    CHECK(row["differs"] == 0);
+  }
+  CHECK(d["rows"][0]["right"] == 32);
+  CHECK(d["rows"][1]["right"] == 8);
+  CHECK(d["rows"][1]["bytes_held"] == 64 * 512);
+  expect_error(run(base + "--policy window:0"), 2, "window", "");
+  expect_error(run(program + " recall --json --length 16 --asked 17"), 2, "--asked", "");
+  expect_error(run(program + " recall --json --length 40000"), 2, "--length", "");
+}
+
 TEST_CASE("the tasks are listed") {
   const json d = run(program + " tasks --json").document();
   CHECK(d["tasks"][0]["name"] == "passkey");
