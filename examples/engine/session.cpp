@@ -120,7 +120,7 @@ result<session> session::fork_as(const kvcache::retention& policy, drop_mode mod
   s.seen = attention_observer(s.cache->config.shape, policy.policy.needs(), policy.policy.watch(), false);
   if (!s.seen.active()) return made;
   for (int layer = 0; layer < s.cache->config.shape.layers; ++layer)
-    s.seen.replay(layer, state_->seen, s.cache->reader(s, layer), *s.cache->config.pool);
+    s.seen.replay(layer, state_->seen, s.cache->keys_of(s, layer));
   return made;
 }
 

@@ -42,6 +42,10 @@ status session_cache::parts::create(const cache_config& c) {
   rope = std::move(*made);
   executor = {this, c.pool->size(), &run_tasks};
   by_slot.resize(static_cast<std::size_t>(c.max_sequences));
+  if (status s =
+          plan(whole_observing, whole_planes.layer(0), c.shape.query_heads, 1, c.max_tokens, c.max_tokens);
+      !s)
+    return s;
   return plan(whole_attention, whole_planes.layer(0), c.shape.query_heads, 1, 1, c.max_tokens);
 }
 

@@ -98,8 +98,7 @@ status session::accept(int n) {
   std::iota(positions.begin(), positions.end(), s.position);
   for (int layer = 0; n > 0 && s.seen.active() && layer < s.cache->config.shape.layers; ++layer) {
     const auto& rows = s.pending[static_cast<std::size_t>(layer)];
-    s.seen.add(layer, {rows.q.data(), rows.lse2.data(), positions}, s.cache->reader(s, layer),
-               *s.cache->config.pool);
+    s.seen.add(layer, {rows.q.data(), rows.lse2.data(), positions}, s.cache->keys_of(s, layer));
   }
   s.position += n;
   s.drafting = false;

@@ -42,8 +42,11 @@ status session_cache::parts::make_split() {
   if (!planes) return to_error(planes.error());
   heads = std::move(*built);
   head_planes = std::move(*planes);
-  return plan(head_attention, head_planes.layer(0), config.shape.query_heads / config.shape.kv_heads, 1, 1,
-              config.max_tokens);
+  const int group = config.shape.query_heads / config.shape.kv_heads;
+  if (status s = plan(head_observing, head_planes.layer(0), group, 1, config.max_tokens, config.max_tokens);
+      !s)
+    return s;
+  return plan(head_attention, head_planes.layer(0), group, 1, 1, config.max_tokens);
 }
 
 void session_cache::parts::run_split_commands(std::span<const kvc_keep> keeps) {

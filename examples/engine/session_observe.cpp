@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kvcache/blocks/batch_view.hpp"
 #include "library_terms.hpp"
 #include "session_state.hpp"
 
@@ -22,38 +23,44 @@ void session_cache::parts::observe(int layer) {
       pending.q.assign(q, q + rows * width);
       pending.lse2.assign(lse2, lse2 + rows * heads_per_row);
     } else if (s.seen.active()) {
-      s.seen.add(layer, {q, lse2, std::span(positions_).subspan(row, rows)}, reader(s, layer), *config.pool);
+      s.seen.add(layer, {q, lse2, std::span(positions_).subspan(row, rows)}, keys_of(s, layer));
     }
     row += rows;
   }
 }
 
-head_keys session_cache::parts::read(const state& s, int layer, int kv_head, wanted what) const {
-  head_keys out;
-  out.positions = s.positions[s.index(layer, kv_head)];
-  if (what == wanted::positions) return out;
+// Where the keys lie that the text holds.
+layer_keys session_cache::parts::keys_of(const state& s, int layer) {
+  layer_keys out;
+  out.kv = s.split() ? &head_planes.layer(0) : &whole_planes.layer(layer);
+  out.with = s.split() ? &head_observing : &whole_observing;
+  out.executor = &executor;
+  for (int h = 0; h < config.shape.kv_heads; ++h) {
+    out.positions.push_back(s.positions[s.index(layer, h)]);
+    if (h > 0 && !s.split()) continue;
+    const auto ids = (s.split() ? s.heads[s.index(layer, h)] : s.whole).table();
+    out.tables.emplace_back(ids.size());
+    require(kvcache::write_row(ids, -1, out.tables.back()));
+  }
+  return out;
+}
+
+std::vector<float> session_cache::parts::value_norms(const state& s, int layer, int kv_head) const {
   const kvcache::sequence& table = s.split() ? s.heads[s.index(layer, kv_head)] : s.whole;
   const kvc_kv& kv = s.split() ? head_planes.layer(0) : whole_planes.layer(layer);
   const int head = s.split() ? 0 : kv_head;
-  const std::size_t slots = out.positions.size();
-  out.k.resize(slots * static_cast<std::size_t>(config.shape.head_dim));
-  if (what == wanted::keys_and_norms) out.norms.resize(slots);
-  for (std::size_t t = 0; t < slots; ++t) {
+  std::vector<float> norms(s.positions[s.index(layer, kv_head)].size());
+  for (std::size_t t = 0; t < norms.size(); ++t) {
     const kvcache::block_id block = table.table()[t / static_cast<std::size_t>(config.block_size)];
-    const int offset = static_cast<int>(t) % config.block_size;
-    const std::byte* key = cell(kv.k, block, head, offset);
-    for (int d = 0; d < config.shape.head_dim; ++d)
-      out.k[static_cast<std::size_t>(d) * slots + t] = widen(key + kv.k.dim_stride * d, config.type);
-    if (what != wanted::keys_and_norms) continue;
-    const std::byte* value = cell(kv.v, block, head, offset);
+    const std::byte* value = cell(kv.v, block, head, static_cast<int>(t) % config.block_size);
     float squares = 0;
     for (int d = 0; d < config.shape.head_dim; ++d) {
       const float x = widen(value + kv.v.dim_stride * d, config.type);
       squares += x * x;
     }
-    out.norms[t] = std::sqrt(squares);
+    norms[t] = std::sqrt(squares);
   }
-  return out;
+  return norms;
 }
 
 // [layers * kv_heads][slots]; heads that must keep the same tokens have the same scores.
@@ -63,11 +70,12 @@ result<std::vector<std::vector<float>>> session_cache::parts::scores(state& s) {
   if (!s.what.policy.scores()) return out;
   const auto kv_heads = static_cast<std::size_t>(config.shape.kv_heads);
   for (int layer = 0; layer < config.shape.layers; ++layer) {
-    std::vector<head_keys> keys(kv_heads);
+    layer_keys keys = keys_of(s, layer);
+    keys.norms.resize(kv_heads);
     config.pool->parallel_for(config.shape.kv_heads, [&](int h, int) {
-      keys[static_cast<std::size_t>(h)] = read(s, layer, h, wanted::keys_and_norms);
+      keys.norms[static_cast<std::size_t>(h)] = value_norms(s, layer, h);
     });
-    const auto seen = s.seen.look(layer, s.position, keys, rope, *config.pool);
+    const auto seen = s.seen.look(layer, s.position, keys, rope);
     for (std::size_t h = 0; h < kv_heads; ++h)
       s.what.policy.score(seen[h], out[static_cast<std::size_t>(layer) * kv_heads + h]);
     if (!s.what.policy.whole_layer()) continue;

@@ -73,10 +73,8 @@ struct session_cache::parts final : kv_backend {
   void attend(int layer, const float* q, const float* k, const float* v, float* out) override;
   void end_step() override {}
 
-  head_keys read(const state& s, int layer, int kv_head, wanted what) const;
-  key_reader reader(const state& s, int layer) const {
-    return [this, &s, layer](int kv_head, wanted what) { return read(s, layer, kv_head, what); };
-  }
+  layer_keys keys_of(const state& s, int layer);
+  std::vector<float> value_norms(const state& s, int layer, int kv_head) const;
   status extend(state& s, int tokens, bool draft);
   void run_commands(std::span<const kvc_keep> keeps = {});
   void run_split_commands(std::span<const kvc_keep> keeps = {});
@@ -98,6 +96,8 @@ struct session_cache::parts final : kv_backend {
   kvcache::rope rope;
   kvcache::attention whole_attention;
   kvcache::attention head_attention;
+  kvcache::attention whole_observing;  // planned for any number of rows
+  kvcache::attention head_observing;
   kvc_executor executor{};
   std::vector<state*> by_slot;
 

@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+#include "kvcache/attend/data_plane.hpp"
+#include "kvcache/attend/host_planes.hpp"
 #include "kvcache/retain/parse.hpp"
 #include "kvcache/retain/select.hpp"
 #include "observer.hpp"
@@ -77,10 +79,59 @@ struct tensors {
   std::vector<double> row(int head, int i) const { return attention(query(head, i), head / group, i + 1); }
 };
 
+// A paged layer that holds some of a text's keys, written anew for every look at it.
+class planes {
+ public:
+  planes() {
+    auto made = kvcache::host_planes::create({.shape = {.layers = 1,
+                                                        .kv_heads = kv_heads,
+                                                        .head_dim_k = dim,
+                                                        .head_dim_v = dim,
+                                                        .type = kvcache::element::f32},
+                                              .block_size = block,
+                                              .blocks = most / block,
+                                              .layer_owner = {}});
+    REQUIRE(made);
+    memory_ = std::move(*made);
+    auto with =
+        kvcache::attention::create(memory_.layer(0), {.q_heads = query_heads, .rows = most, .slots = most});
+    REQUIRE(with);
+    with_ = std::move(*with);
+  }
+  // Slot s of a head holds the token held[head][s].
+  layer_keys keys(const tensors& t, const std::vector<std::span<const int>>& held) {
+    layer_keys out;
+    out.kv = &memory_.layer(0);
+    out.with = &with_;
+    out.positions = held;
+    out.tables.emplace_back(most / block);
+    std::iota(out.tables[0].begin(), out.tables[0].end(), 0);
+    const auto slots = static_cast<int>(held[0].size());
+    std::vector<float> k(held[0].size() * kv_heads * dim);
+    std::vector<std::int64_t> to(held[0].size());
+    std::iota(to.begin(), to.end(), 0);
+    for (int h = 0; h < kv_heads; ++h) {
+      out.norms.emplace_back();
+      for (int s = 0; s < slots; ++s) {
+        const int token = h * t.n + held[static_cast<std::size_t>(h)][static_cast<std::size_t>(s)];
+        std::copy_n(t.k.begin() + token * dim, dim, k.begin() + (s * kv_heads + h) * dim);
+        out.norms.back().push_back(t.norms[static_cast<std::size_t>(token)]);
+      }
+    }
+    const kvc_rows rows = kvcache::dense_rows(k.data(), kvcache::element::f32, kv_heads, dim);
+    REQUIRE(kvcache::append(memory_.layer(0), rows, rows, to));
+    return out;
+  }
+
+ private:
+  static constexpr int most = 128, block = 16;
+  kvcache::host_planes memory_;
+  kvcache::attention with_;
+};
+
 // The library's side: the observer fed in pieces, the policy's score, the common selection.
 std::vector<std::vector<int>> by_library(const any_retention& policy, const tensors& t,
                                          std::mt19937& random) {
-  thread_pool pool(1);
   const auto rope = kvcache::rope::create({.style = kvcache::rope_style::interleaved,
                                            .dims = dim,
                                            .theta = small_shape().rope_base,
@@ -98,34 +149,25 @@ std::vector<std::vector<int>> by_library(const any_retention& policy, const tens
     }
   }
   attention_observer seen(small_shape(), policy.needs(), policy.watch(), false);
-  const auto keys = [&](int held) {
-    return [&t, &positions, held](int h, wanted) {
-      head_keys out;
-      out.positions = std::span(positions).first(static_cast<std::size_t>(held));
-      out.k.resize(static_cast<std::size_t>(held * dim));
-      for (int j = 0; j < held; ++j) {
-        for (int d = 0; d < dim; ++d)
-          out.k[static_cast<std::size_t>(d * held + j)] =
-              t.k[static_cast<std::size_t>((h * t.n + j) * dim + d)];
-      }
-      out.norms.assign(t.norms.begin() + h * t.n, t.norms.begin() + h * t.n + held);
-      return out;
-    };
+  planes stored;
+  const auto both = [&](int held) {
+    return std::vector<std::span<const int>>(kv_heads,
+                                             std::span(positions).first(static_cast<std::size_t>(held)));
   };
   for (int at = 0; at < t.n;) {
     const int rows = std::min(t.n - at, 1 + static_cast<int>(random() % 9));
     seen.add(0,
              {t.q.data() + at * query_heads * dim, lse2.data() + at * query_heads,
               std::span(positions).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(rows))},
-             keys(at + rows), pool);
+             stored.keys(t, both(at + rows)));
     at += rows;
   }
   const keep_plan plan = policy.plan({.held = t.n, .incoming = 0, .unit = 1, .prefill_end = true});
   const int budget = plan.form == kvcache::drop_form::nothing ? t.n : plan.keep;
-  std::vector<head_keys> all{keys(t.n)(0, wanted::keys_and_norms), keys(t.n)(1, wanted::keys_and_norms)};
+  const layer_keys all = stored.keys(t, both(t.n));
   std::vector<std::vector<float>> scores(kv_heads, std::vector<float>(static_cast<std::size_t>(t.n)));
   if (policy.scores()) {
-    const auto looked = seen.look(0, t.n, all, *rope, pool);
+    const auto looked = seen.look(0, t.n, all, *rope);
     for (std::size_t h = 0; h < kv_heads; ++h) policy.score(looked[h], scores[h]);
   }
   if (policy.whole_layer()) {
@@ -397,7 +439,7 @@ TEST_CASE("while decoding, heavy hitters follow the rule step by step and do not
   // Per query head sums over what is held, a newcomer starts at 0 and has the column of its own step; one
   // token goes per step. The library is fed the same weights through its observer.
   std::mt19937 random(static_cast<std::uint32_t>(kvcache::test::test_seed("h2o decoding", 5)));
-  thread_pool pool(1);
+  planes stored;
   int late = 0;
   for (int round = 0; round < kvcache::test::effort(20); ++round) {
     const tensors t(random, 60);
@@ -421,25 +463,13 @@ TEST_CASE("while decoding, heavy hitters follow the rule step by step and do not
           sum[s] += std::exp(t.score(t.query(h, i), h / group, right[kv][s])) / all;
         lse2.push_back(static_cast<float>(std::log2(all)));
       }
-      const key_reader keys = [&](int h, wanted) {
-        head_keys out;
-        out.positions = held[static_cast<std::size_t>(h)];
-        const std::size_t slots = out.positions.size();
-        out.k.resize(slots * dim);
-        for (std::size_t s = 0; s < slots; ++s) {
-          for (int d = 0; d < dim; ++d)
-            out.k[static_cast<std::size_t>(d) * slots + s] =
-                t.k[static_cast<std::size_t>((h * t.n + out.positions[s]) * dim + d)];
-        }
-        out.norms.resize(slots);
-        return out;
-      };
-      seen.add(0, {t.q.data() + i * query_heads * dim, lse2.data(), std::span(&i, 1)}, keys, pool);
+      seen.add(0, {t.q.data() + i * query_heads * dim, lse2.data(), std::span(&i, 1)},
+               stored.keys(t, {held[0], held[1]}));
       const keep_plan plan = policy.plan(
           {.held = static_cast<int>(held[0].size()), .incoming = 0, .unit = 1, .prefill_end = false});
       if (plan.form == kvcache::drop_form::nothing) continue;
-      const std::vector<head_keys> both{keys(0, wanted::keys), keys(1, wanted::keys)};
-      const auto looked = seen.look(0, i + 1, both, {}, pool);
+      const layer_keys both = stored.keys(t, {held[0], held[1]});
+      const auto looked = seen.look(0, i + 1, both, {});
       for (std::size_t h = 0; h < kv_heads; ++h) {
         // The rule: of the candidates before the last four the one with the least sum goes, ties to the
         // higher.
