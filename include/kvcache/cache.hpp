@@ -92,12 +92,13 @@ class basic_sequence {
   /// back. Which tokens stay in a gather is said when the commands run (keep-list `place()`). Afterwards
   /// slots are no text positions (position()), the prefix that was shared or committed is let go, and nothing
   /// more of this sequence is indexed. With drop_form::overwrite the next `overwritten` tokens take slots of
-  /// others: nothing moves, but every block becomes this sequence's own. Refused when no block would come
-  /// back, unless `at_a_loss`: beside a live sharer dropping costs memory. Requires: K and V of all tokens
-  /// held are written, since the commands run before the step's appends. Fails: no_gain, out_of_blocks,
-  /// over_quota, busy (drafts, or commands to be run first, also an earlier gather of this sequence),
-  /// too_long, bad_argument, unsupported (lossy formats: packed codes are not moved apart; `max_commands` or
-  /// `max_gathers` too small for this sequence). Cost: O(blocks + commands queued).
+  /// others: nothing moves, but every block becomes this sequence's own; with 0 it only becomes that, and the
+  /// tokens are counted by a second call once they are final (drafts may be taken back). Refused when no
+  /// block would come back, unless `at_a_loss`: beside a live sharer dropping costs memory. Requires: K and V
+  /// of all tokens held are written, since the commands run before the step's appends. Fails: no_gain,
+  /// out_of_blocks, over_quota, busy (drafts, or commands to be run first, also an earlier gather of this
+  /// sequence), too_long, bad_argument, unsupported (lossy formats: packed codes are not moved apart;
+  /// `max_commands` or `max_gathers` too small for this sequence). Cost: O(blocks + commands queued).
   result<retained> retain(const keep_plan& plan, int32_t overwritten = 0, bool at_a_loss = false) noexcept {
     return live() ? detail::retain(*core_, place_, plan, overwritten, at_a_loss)
                   : result<retained>(errc::stale_handle);

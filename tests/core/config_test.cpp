@@ -172,6 +172,18 @@ TEST_CASE("every bad number of a cache configuration is refused by its name and 
   refuses(with([](auto& x) { x.max_commands = 65536; }), errc::bad_argument, "max_commands", 65536);
 }
 
+TEST_CASE("the usual command list holds a copy and a turn of every block of a sequence") {
+  group_config x = group();
+  x.block_size = 16;
+  cache_config c = good();
+  c.groups = {&x, 1};
+  c.max_sequences = 1;
+  c.max_sequence_tokens = 1024;
+  CHECK(resolve(c)->max_commands == 128);
+  c.max_sequences = 100;
+  CHECK(resolve(c)->max_commands == 400);
+}
+
 TEST_CASE("an empty command list holds what one sequence can queue at once") {
   group_config x = group();
   x.format.lossy = true;

@@ -196,7 +196,7 @@ class driver {
       if (p.keep < std::max(p.sinks, 1)) return;
     }
     const bool at_a_loss = below(3) == 0;
-    const int32_t overwritten = p.form == drop_form::overwrite ? 1 + below(std::min(held, 3)) : 0;
+    const int32_t overwritten = p.form == drop_form::overwrite ? below(std::min(held, 3) + 1) : 0;
     const stats before = cache_.count();
     const std::vector<block_id> table(s.seq.table(0).begin(), s.seq.table(0).end());
     const auto r = s.seq.retain(p, overwritten, at_a_loss);
@@ -214,9 +214,10 @@ class driver {
     REQUIRE(static_cast<int64_t>(before.blocks_used) - static_cast<int64_t>(after.blocks_used) ==
             r->blocks_returned);
     if (!at_a_loss && r->dropped > 0 && p.form != drop_form::overwrite) REQUIRE(r->blocks_returned > 0);
-    if (r->dropped == 0) return;
+    if (r->dropped == 0 && p.form != drop_form::overwrite) return;
     ++drops[form];
     s.dropped = true;
+    if (r->dropped == 0) return;
     s.state = random_();
     apply(s, p, overwritten);
     REQUIRE(s.seq.held() == static_cast<int32_t>(s.expected.size()));
@@ -332,7 +333,8 @@ class driver {
   std::vector<std::pair<live*, int32_t>> rewritten_;
 };
 
-cache small_cache(int32_t max_sequence_tokens = 0, int32_t gathers = 1, int32_t sequences = 4) {
+cache small_cache(int32_t max_sequence_tokens = 0, int32_t gathers = 1, int32_t sequences = 4,
+                  int32_t commands = 0) {
   static group_config g;
   g = {.shape = {.layers = 1, .kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8},
        .block_size = 4,
@@ -340,6 +342,7 @@ cache small_cache(int32_t max_sequence_tokens = 0, int32_t gathers = 1, int32_t 
   return *cache::create({.groups = {&g, 1},
                          .max_sequences = sequences,
                          .max_sequence_tokens = max_sequence_tokens,
+                         .max_commands = commands,
                          .max_gathers = gathers});
 }
 
@@ -488,7 +491,7 @@ TEST_CASE("a sequence is gathered once per step, since its keep-list is named by
 }
 
 TEST_CASE("a drop that no empty list of commands could hold is refused for good, not as busy") {
-  cache c = small_cache(0, 0, 1);  // four commands
+  cache c = small_cache(0, 0, 1, 4);
   std::vector<token_id> text(20);
   std::iota(text.begin(), text.end(), 0);
   auto a = c.open({}, scope::shared());
@@ -504,6 +507,97 @@ TEST_CASE("a drop that no empty list of commands could hold is refused for good,
   CHECK(std::string(gather.error().field) == "max_gathers");
   CHECK(a->committed() == 20);
   CHECK(a->held() == 20);
+}
+
+TEST_CASE("the usual list of commands holds any drop of one sequence") {
+  cache c = small_cache(128, 1, 1);
+  std::vector<token_id> text(64);
+  std::iota(text.begin(), text.end(), 0);
+  auto a = c.open({}, scope::shared());
+  REQUIRE(a->extend(64));
+  c.end_step();
+  REQUIRE(*a->commit(text) == 64);
+  REQUIRE(a->retain({.form = drop_form::overwrite, .keep = 64}, 1));
+  CHECK(c.commands().size() == 16);  // a copy of every block
+  c.end_step();
+  auto b = c.open({}, scope::shared());
+  CHECK_FALSE(b);  // one sequence
+  REQUIRE(a->close());
+  b = c.open(text, scope::shared());
+  REQUIRE(b);
+  REQUIRE(b->reused() == 60);
+  REQUIRE(b->retain({.form = drop_form::whole_blocks, .keep = 56, .sinks = 52, .move_sinks = true}, 0, true));
+  CHECK(c.commands().size() == 26);  // a copy and a turn of every sink
+}
+
+TEST_CASE("tokens that may be taken back overwrite first and are counted once they are final") {
+  cache c = small_cache();
+  std::vector<token_id> text(16);
+  std::iota(text.begin(), text.end(), 0);
+  auto a = c.open({}, scope::shared());
+  REQUIRE(a->extend(16));
+  c.end_step();
+  auto b = a->fork();
+  const auto own = a->retain({.form = drop_form::overwrite, .keep = 16}, 0);
+  REQUIRE(own);
+  CHECK(own->dropped == 0);
+  CHECK(own->blocks_returned == -4);
+  CHECK(c.commands().size() == 4);
+  CHECK(a->position() == 16);
+  c.end_step();
+  CHECK(*a->commit(text) == 0);  // a draft may have been there
+  CHECK(*b->commit(text) == 16);
+  const auto counted = a->retain({.form = drop_form::overwrite, .keep = 16}, 1);
+  REQUIRE(counted);
+  CHECK(counted->dropped == 1);
+  CHECK(counted->blocks_returned == 0);
+  CHECK(c.commands().size() == 0);
+  CHECK(a->position() == 17);
+  CHECK(a->held() == 16);
+  CHECK(c.check_invariants() == nullptr);
+}
+
+TEST_CASE("a cut in the middle pays for its copies with the blocks that it gives back") {
+  cache c = small_cache();
+  auto a = c.open({}, scope::shared());
+  REQUIRE(a->extend(8));  // two sinks that a sibling sees
+  c.end_step();
+  auto b = a->fork();
+  REQUIRE(a->extend(30 * 4));  // all blocks are taken
+  CHECK(c.pool().free_blocks() == 0);
+  c.end_step();
+  const keep_plan cut{.form = drop_form::whole_blocks, .keep = 116, .sinks = 8, .move_sinks = true};
+  const auto even = a->retain({.form = drop_form::whole_blocks, .keep = 120, .sinks = 8, .move_sinks = true});
+  CHECK(even.error().code == errc::no_gain);  // two for two
+  const auto one =
+      a->retain({.form = drop_form::whole_blocks, .keep = 124, .sinks = 8, .move_sinks = true}, 0, true);
+  CHECK(one.error().code == errc::out_of_blocks);
+  CHECK(one.error().value == 1);
+  const auto done = a->retain(cut);
+  REQUIRE(done);
+  CHECK(done->dropped == 12);
+  CHECK(done->blocks_returned == 1);
+  CHECK(c.commands().size() == 4);
+  CHECK(c.pool().free_blocks() == 1);
+  CHECK(b->held() == 8);
+  CHECK(c.check_invariants() == nullptr);
+  c.end_step();
+
+  // The same where what goes is in the index, and where the account is at its limit.
+  group_config g{.shape = {.layers = 1, .kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8},
+                 .block_size = 4,
+                 .total = {32}};
+  const int32_t limits[] = {20};
+  cache d = *cache::create({.groups = {&g, 1}, .max_sequences = 2, .account_limits = limits});
+  std::vector<token_id> text(80);
+  std::iota(text.begin(), text.end(), 0);
+  auto e = d.open({}, scope::shared());
+  REQUIRE(e->extend(80));
+  d.end_step();
+  REQUIRE(*e->commit(text) == 80);
+  REQUIRE(e->retain({.form = drop_form::whole_blocks, .keep = 64, .sinks = 8, .move_sinks = true}, 0, true));
+  CHECK(d.charged(0) <= 20);
+  CHECK(d.check_invariants() == nullptr);
 }
 
 TEST_CASE("positions end at 32 bits, by overwriting and by growing alike") {

@@ -14,7 +14,7 @@ const char* check_tables(const core<Traits>& c) noexcept {
     if (!q.live) continue;
     if (q.committed != q.path * c.geo.unit || q.committed > q.accepted || q.accepted > q.held)
       return "lengths";
-    if (q.floor < 0 || q.floor > q.held || q.dropped < 0 || (q.dropped > 0 && q.path != 0)) return "dropped";
+    if (q.floor < 0 || q.floor > q.held || q.dropped < 0 || (q.floor > 0 && q.path != 0)) return "dropped";
     for (int32_t g = 0; g < c.geo.groups; ++g) {
       const group_geometry& x = c.geo.group[g];
       const auto table = c.seqs.table(i, g);

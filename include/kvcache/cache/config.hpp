@@ -39,8 +39,9 @@ struct cache_config {
   int32_t max_nodes = 0;      ///< units in the prefix index; 0 = as many as the blocks can fill, −1 = none
   int32_t max_scopes = 1024;  ///< sharing scopes with something cached or open
   int32_t max_events = 0;     ///< index events kept between two steps; 0 = none are recorded
-  int32_t max_commands =
-      0;  ///< queued between two steps; 0 = four per sequence and group, or more if one sequence needs it
+  /// Queued between two steps, at most 65,535. 0 = four per sequence and group, or what one sequence can need
+  /// if that is more: a seal per block, or to drop tokens (`retain`) a copy and a turn per block.
+  int32_t max_commands = 0;
   int32_t max_gathers = 8;  ///< sequences of the longest kind that may drop tokens between two steps
   /// Most blocks that each account may hold, all groups together. Empty = one account without a limit.
   std::span<const int32_t> account_limits{};
@@ -171,14 +172,20 @@ inline status share_capacity(const cache_config& c, geometry& geo) noexcept {
 }
 
 // An empty list must hold whatever one verb queues for one sequence, or it would be refused for ever: a copy
-// per group, or the seals of everything it holds.
+// per group, or the seals of everything it holds. A drop (retain.hpp) may copy and turn every block: the
+// default has room for that too.
 inline status resolve_commands(const cache_config& c, geometry& geo) noexcept {
   constexpr int64_t most = 65535;  // command_list::max_capacity
   int64_t seals = 0;
-  for (int32_t g = 0; g < geo.groups; ++g) seals += geo.group[g].format.lossy ? geo.group[g].columns : 0;
+  int64_t drop = 0;
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    seals += geo.group[g].format.lossy ? geo.group[g].columns : 0;
+    drop += geo.group[g].format.lossy ? 0 : 2 * int64_t{geo.group[g].columns};
+  }
   const int64_t least = std::max<int64_t>(geo.groups, seals);
   if (least > most) return {errc::bad_argument, "max_sequence_tokens", geo.max_sequence_tokens};
-  const int64_t usual = std::max(least, std::min(most, int64_t{4} * c.max_sequences * geo.groups));
+  const int64_t usual =
+      std::max({least, std::min(most, int64_t{4} * c.max_sequences * geo.groups), std::min(most, drop)});
   const int64_t asked = c.max_commands != 0 ? c.max_commands : usual;
   if (asked < least || asked > most) return {errc::bad_argument, "max_commands", c.max_commands};
   geo.max_commands = static_cast<int32_t>(asked);

@@ -12,7 +12,7 @@ namespace kvcache::detail {
 template <class Traits>
 result<int32_t> commit(core<Traits>& c, int32_t i, std::span<const token_id> text) noexcept {
   sequence_state& q = c.seqs.state(i);
-  if (!core<Traits>::allocator::shareable || q.dropped != 0) return q.committed;
+  if (!core<Traits>::allocator::shareable || q.floor != 0) return q.committed;
   const auto unit = static_cast<size_t>(c.geo.unit);
   int32_t limit = static_cast<int32_t>(std::min(text.size(), static_cast<size_t>(q.accepted)));
   for (int32_t g = 0; g < c.geo.groups; ++g) {

@@ -5,8 +5,12 @@
 // a text position, and nothing of the sequence is indexed any more.
 //
 //   gather        | a | b | c | d |  ──>  | a'| b'|     own blocks are filled anew, shared ones are replaced
-//   whole_blocks  | s | x | x | w |  ──>  | s'| w |     s' = s turned by the positions dropped, a copy if
-//   shared overwrite     | a | b | c | d |  ──>  same table     the next token goes into a slot of it
+//   whole_blocks  | s | x | x | w |  ──>  | s'| w |     s' = s turned by the positions dropped; a copy if shared
+//   overwrite     | a | b | c | d |  ──>  same table    all its own; the next token takes a slot of one of them
+//
+// Blocks for copies: what whole_blocks gives back may serve at once, since nothing reads it any more. What a
+// gather gives back may not: it lies behind what is filled and is read until the end, and which of its slots
+// are still to be read only the keep-lists know. So a gather beside a sharer needs its copies' blocks free.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -26,8 +30,10 @@ namespace detail {
 
 /// What a drop takes from and gives back to one group.
 struct drop_demand {
-  int32_t fresh = 0;     // blocks to allocate
-  int32_t returned = 0;  // blocks whose last user this is
+  int32_t fresh = 0;      // blocks to allocate
+  int32_t returned = 0;   // blocks whose last user this is
+  int32_t ready = 0;      // of these, blocks that are given back before the first is allocated
+  int32_t own_ready = 0;  // of these, blocks that the sequence's account is charged for
 };
 
 template <class Traits>
@@ -51,21 +57,35 @@ drop_demand demand_of(const core<Traits>& c, int32_t i, int32_t g, int32_t copie
   return d;
 }
 
+// Columns [from, to) go before anything is allocated.
+template <class Traits>
+void count_ready(const core<Traits>& c, int32_t i, int32_t g, int32_t from, int32_t to,
+                 drop_demand& d) noexcept {
+  for (int32_t k = from; k < to; ++k) {
+    const block_id b = c.seqs.table(i, g)[static_cast<size_t>(k)];
+    if (!last_user(c, g, b)) continue;
+    ++d.ready;
+    d.own_ready += c.pool.owner(g, b) == c.seqs.state(i).account;
+  }
+}
+
 template <class Traits>
 status admit_drop(core<Traits>& c, int32_t i, const drop_demand (&d)[max_groups], bool at_a_loss,
                   int32_t& gain) noexcept {
   const sequence_state& q = c.seqs.state(i);
   int32_t fresh = 0;
+  int32_t own_ready = 0;
   gain = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     fresh += d[g].fresh;
+    own_ready += d[g].own_ready;
     gain += d[g].returned - d[g].fresh;
   }
   if (gain <= 0 && !at_a_loss) return {errc::no_gain, "blocks_returned", gain};
-  const int64_t owed = int64_t{c.pool.charged(q.account)} - c.pool.cached(q.account) + fresh;
+  const int64_t owed = int64_t{c.pool.charged(q.account)} - c.pool.cached(q.account) + fresh - own_ready;
   if (fresh > 0 && owed > c.pool.limit(q.account)) return {errc::over_quota, "account", q.account};
   for (int32_t g = 0; g < c.geo.groups; ++g) {
-    if (status s = c.pool.pool(g).admit(d[g].fresh); !s) return s;
+    if (status s = c.pool.pool(g).admit(std::max(0, d[g].fresh - d[g].ready)); !s) return s;
   }
   return {};
 }
@@ -99,15 +119,24 @@ void gather_group(core<Traits>& c, int32_t i, int32_t g, int32_t keep) noexcept 
   q.columns[g] = columns;
 }
 
-// Blocks [first, first + count) go; the sinks before them are turned towards what follows.
+// The blocks of `drop` tokens behind the sinks go.
 template <class Traits>
-void cut_group(core<Traits>& c, int32_t i, int32_t g, int32_t sinks, int32_t drop, bool turn) noexcept {
+void cut_group(core<Traits>& c, int32_t i, int32_t g, int32_t sinks, int32_t drop) noexcept {
   sequence_state& q = c.seqs.state(i);
+  const int32_t first = sinks / c.geo.group[g].block_size;
+  const int32_t count = drop / c.geo.group[g].block_size;
+  const std::span<block_id> row = c.seqs.row(i, g).first(static_cast<size_t>(q.columns[g]));
+  c.pool.release_backwards(g, row.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+  std::copy(row.begin() + first + count, row.end(), row.begin() + first);
+  q.columns[g] -= count;
+}
+
+// The sinks are turned towards what follows, by as many positions as went.
+template <class Traits>
+void turn_group(core<Traits>& c, int32_t i, int32_t g, int32_t sinks, int32_t drop) noexcept {
   const int32_t block_size = c.geo.group[g].block_size;
   const auto space = static_cast<size_t>(2 * g);
-  const int32_t first = sinks / block_size;
-  const int32_t count = drop / block_size;
-  for (int32_t k = 0; turn && k < first; ++k) {
+  for (int32_t k = 0; k < sinks / block_size; ++k) {
     const block_id b = c.seqs.table(i, g)[static_cast<size_t>(k)];
     if (c.pool.pool(g).immutable(b)) {
       (void)replace_block(c, i, g, k);
@@ -118,10 +147,6 @@ void cut_group(core<Traits>& c, int32_t i, int32_t g, int32_t sinks, int32_t dro
     const block_id mine = c.seqs.table(i, g)[static_cast<size_t>(k)];
     c.commands.add(KVC_OP_ROTATE, g, space, no_block, space, mine, block_size, drop);
   }
-  const std::span<block_id> row = c.seqs.row(i, g).first(static_cast<size_t>(q.columns[g]));
-  c.pool.release_backwards(g, row.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
-  std::copy(row.begin() + first + count, row.end(), row.begin() + first);
-  q.columns[g] -= count;
 }
 
 // Every column may be written from now on.
@@ -186,6 +211,7 @@ status collect_drop(const core<Traits>& c, int32_t i, const keep_plan& p, int32_
     } else if (p.form == drop_form::whole_blocks) {
       const int32_t first = p.sinks / block_size;
       d[g] = demand_of(c, i, g, p.move_sinks ? first : 0, first, first + drop / block_size);
+      count_ready(c, i, g, first, first + drop / block_size, d[g]);
       commands += p.move_sinks ? first + d[g].fresh : 0;
     } else {
       d[g] = demand_of(c, i, g, columns, 0, 0);
@@ -201,7 +227,27 @@ status collect_drop(const core<Traits>& c, int32_t i, const keep_plan& p, int32_
   return {};
 }
 
-/// Carries out `p`. `overwritten` = tokens of the next step that take slots of others (drop_form::overwrite).
+// Moves what stays and gives back the rest. Requires: admitted. `fresh` = blocks that are taken.
+template <class Traits>
+void carry_out(core<Traits>& c, int32_t i, const keep_plan& p, int32_t drop, int32_t fresh) noexcept {
+  const int32_t account = c.seqs.state(i).account;
+  if (p.form == drop_form::whole_blocks) {
+    for (int32_t g = 0; g < c.geo.groups; ++g) cut_group(c, i, g, p.sinks, drop);
+    unpin_from(c, i, 0);  // what went may be cached, and must be free to go from there
+  }
+  while (int64_t{c.pool.charged(account)} + fresh > c.pool.limit(account) &&
+         c.tree.evict_one(c.pool, c.scopes, account, c.clock)) {
+  }
+  for (int32_t g = 0; g < c.geo.groups; ++g) {
+    if (p.form == drop_form::gather) gather_group(c, i, g, p.keep);
+    if (p.form == drop_form::whole_blocks && p.move_sinks) turn_group(c, i, g, p.sinks, drop);
+    if (p.form == drop_form::overwrite) own_group(c, i, g);
+  }
+  unpin_from(c, i, 0);
+}
+
+/// Carries out `p`. `overwritten` = tokens of the next step that take slots of others (drop_form::overwrite);
+/// 0 makes every block the sequence's own and counts nothing.
 template <class Traits>
 result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t overwritten,
                         bool at_a_loss) noexcept {
@@ -210,7 +256,7 @@ result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t 
   sequence_state& q = c.seqs.state(i);
   const int32_t drop = p.form == drop_form::overwrite ? overwritten : q.held - p.keep;
   if (drop < 0 || drop > q.held) return {errc::bad_argument, "overwritten", drop};
-  if (drop == 0) return retained{};
+  if (drop == 0 && p.form != drop_form::overwrite) return retained{};
   if (p.form == drop_form::overwrite && drop > INT32_MAX - q.held - q.dropped) {
     return c.refuse({errc::too_long, "position", q.held + q.dropped});
   }
@@ -223,17 +269,9 @@ result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t 
   }
   int32_t fresh = 0;
   for (const drop_demand& x : d) fresh += x.fresh;
-  while (int64_t{c.pool.charged(q.account)} + fresh > c.pool.limit(q.account) &&
-         c.tree.evict_one(c.pool, c.scopes, q.account, c.clock)) {
-  }
   int32_t used = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) used += c.pool.pool(g).used_blocks();
-  for (int32_t g = 0; g < c.geo.groups; ++g) {
-    if (p.form == drop_form::gather) gather_group(c, i, g, p.keep);
-    if (p.form == drop_form::whole_blocks) cut_group(c, i, g, p.sinks, drop, p.move_sinks);
-    if (p.form == drop_form::overwrite) own_group(c, i, g);
-  }
-  unpin_from(c, i, 0);
+  carry_out(c, i, p, drop, fresh);
   q.dropped += drop;
   q.held = q.accepted = p.form == drop_form::overwrite ? q.held : p.keep;
   q.floor = q.held;
