@@ -9,6 +9,7 @@
 #include "engine/program_runner.hpp"
 #include "example.hpp"
 #include "plot.hpp"
+#include "support/environment.hpp"
 #include "synthetic_model.hpp"
 
 using namespace engine::test;
@@ -121,6 +122,36 @@ TEST_CASE(
   for (const std::size_t i : {1, 2, 3}) CHECK(d["cases"][i]["largest_logit_difference"].get<double>() > 0);
 }
 
+TEST_CASE("the examples of policies keep what they say in as much memory as they say, on any model") {
+  const scratch folder;
+  const std::string model = " --json --model " + model_file(folder);
+  const std::string text = model + " --text-file " + kvcache::test::data_path("text.txt");
+  // What the model knows is not this model's business, what the cache does is.
+  struct run_of {
+    const char* program;
+    std::string arguments;
+    std::vector<std::size_t> holds;  // claims that do not depend on the model
+    std::size_t claims;
+  };
+  const run_of all[] = {{"streaming_llm",
+                         "--tokens 400 --read 160 --policy streaming_llm:sinks=4,window=60" + text,
+                         {0, 2, 3},
+                         6},
+                        {"h2o", "--tokens 200 --policy h2o:heavy=20,recent=12" + text, {0, 1, 2}, 6},
+                        {"snapkv", "--trials 1 --sentences 12" + model, {3, 4, 5, 6}, 7},
+                        {"far_rms", "--prompt 400 --score 20 --trials 1" + text, {0, 1}, 8},
+                        {"own_policy", "--trials 1" + model, {0, 1, 2, 4, 5}, 7}};
+  for (const run_of& e : all) {
+    INFO(e.program);
+    const json d = run(command(e.program, e.arguments)).document();
+    REQUIRE(d["claims"].size() == e.claims);
+    for (const std::size_t i : e.holds) {
+      INFO(d["claims"][i].dump());
+      CHECK(d["claims"][i]["holds"] == true);
+    }
+  }
+}
+
 TEST_CASE("an example whose claim does not hold says so and ends with code 1") {
   const scratch folder;
   const std::string model = " --model " + model_file(folder);
@@ -137,15 +168,26 @@ TEST_CASE("an example whose claim does not hold says so and ends with code 1") {
   expect_failed_claim("tenants", "--rounds 1 --cache contiguous" + model, "by the tenant who sent it");
   expect_failed_claim("rope_offset", "--offset 0" + model, "at another offset");
   expect_failed_claim("block_sizes", "--region 16384", "20 to 40 %");
+  const std::string text = model + " --text-file " + kvcache::test::data_path("text.txt");
+  expect_failed_claim("streaming_llm", "--tokens 200 --read 64 --policy full" + text, "no byte more");
+  expect_failed_claim("streaming_llm", "--tokens 200 --read 64 --policy window:32" + text, "first token");
+  expect_failed_claim("h2o", "--tokens 128 --policy window:32" + text, "heads differ");
+  expect_failed_claim("h2o", "--tokens 128 --policy tova:32" + text, "without a gap");
+  expect_failed_claim("snapkv", "--trials 1 --sentences 8 --policy full" + model, "gives the blocks back");
+  expect_failed_claim("far_rms", "--prompt 200 --score 4 --trials 1" + text, "knows the key");
+  expect_failed_claim("own_policy", "--trials 1 --policy full" + model, "drops the sentences");
 }
 
 TEST_CASE("an example ends with code 2 for a wrong option and with 1 for a cache that cannot do it") {
   const scratch folder;
   const std::string model = " --json --model " + model_file(folder);
-  const example wrong[] = {{"prefix_sharing", "--requests 0"}, {"parallel_sampling", "--samples 0"},
-                           {"beam_search", "--width 1"},       {"speculative", "--match 1"},
-                           {"agent_loop", "--steps 3"},        {"tenants", "--rounds 0"},
-                           {"rope_offset", "--offset 20"}};
+  const example wrong[] = {
+      {"prefix_sharing", "--requests 0"}, {"parallel_sampling", "--samples 0"},
+      {"beam_search", "--width 1"},       {"speculative", "--match 1"},
+      {"agent_loop", "--steps 3"},        {"tenants", "--rounds 0"},
+      {"rope_offset", "--offset 20"},     {"streaming_llm", "--tokens 1"},
+      {"h2o", "--policy h2o:recent=0"},   {"snapkv", "--policy snapkv:capacity=8,kernel=2"},
+      {"far_rms", "--policy none"},       {"own_policy", "--trials 0"}};
   for (const example& e : wrong) {
     INFO(e.program);
     const std::string option = std::string(e.arguments).substr(0, std::string(e.arguments).find(' '));
@@ -159,6 +201,13 @@ TEST_CASE("an example ends with code 2 for a wrong option and with 1 for a cache
   expect_error(run(command("parallel_sampling", "--cache contiguous" + model)), 1, "contiguous", "");
   expect_error(run(command("beam_search", "--cache contiguous" + model)), 1, "contiguous", "");
   expect_error(run(command("speculative", "--cache reference" + model)), 1, "draft", "reference");
+  expect_error(run(command("snapkv", "--cache paged" + model)), 2, "arguments", "");  // a session is paged
+  const outcome unknown = run(command("h2o", "--json --policy h20 --text-file x --model x"));
+  CHECK(unknown.document()["error"]["value"].get<std::string>().find("allowed: full, window") !=
+        std::string::npos);
+  expect_error(run(command("h2o", "--text-file /nonexistent" + model)), 3, "--text-file", "");
+  const std::string brief = folder.file("brief.txt", std::string("brief"));
+  expect_error(run(command("h2o", "--text-file " + brief + model)), 3, "--text-file", "5 tokens");
 }
 
 TEST_CASE("the model of an example may come from the environment") {
