@@ -12,162 +12,19 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <numeric>
-#include <random>
 #include <string>
-#include <vector>
 
-#include "kvcache/attend/data_plane.hpp"
-#include "kvcache/attend/host_planes.hpp"
-#include "kvcache/core/numeric.hpp"
+#include "support/attention.hpp"
 #include "support/machine.hpp"
 #include "support/rounds.hpp"
 
 using namespace kvcache;
+using bench::caller;
+using bench::kv_heads;
+using bench::memory;
+using bench::shape;
 
 namespace {
-
-constexpr int32_t kv_heads = 8;
-
-struct shape {
-  element type = element::f32;
-  int32_t dim = 128, group = 4, length = 4096, threads = 1, rows = 1, block = 16;
-  k_order order = k_order::transposed;
-  int32_t target = KVC_TARGET_BEST;
-  bool aimed = true;  ///< has a target
-
-  bool decode() const { return rows == 1; }
-  int32_t q_heads() const { return kv_heads * group; }
-};
-
-/// Planes of many layers with one long sequence each, filled with small random values.
-class memory {
- public:
-  explicit memory(const shape& s) : shape_(s) {
-    host_planes_config c;
-    c.shape = {.layers = 1, .kv_heads = kv_heads, .head_dim_k = s.dim, .head_dim_v = s.dim, .type = s.type};
-    c.order = s.order;
-    c.block_size = s.block;
-    c.blocks = s.length / s.block;
-    const int64_t layer = host_planes::size_of(c).count;
-    const int64_t least = !s.decode() ? 1 : bench::quick() ? int64_t{64} << 20 : int64_t{400} << 20;
-    c.shape.layers = int32_t(std::max<int64_t>(1, (least + layer - 1) / layer));
-    auto made = host_planes::create(c);
-    if (!made) return;
-    planes = std::move(*made);
-    fill();
-    table.resize(size_t(c.blocks));
-    std::iota(table.begin(), table.end(), 0);
-    std::shuffle(table.begin(), table.end(), std::mt19937(1));
-  }
-
-  /// The memory of this shape: the last one made, if it fits.
-  static memory& of(const shape& s) {
-    static std::unique_ptr<memory> last;
-    if (last == nullptr || !last->fits(s)) {
-      last.reset();
-      last = std::make_unique<memory>(s);
-    }
-    return *last;
-  }
-
-  int32_t layers() const { return int32_t(planes.layers().size()); }
-  size_t bytes() const { return size_t(planes.size().count); }
-
-  host_planes planes;
-  std::vector<int32_t> table;
-
- private:
-  bool fits(const shape& s) const {
-    return s.type == shape_.type && s.dim == shape_.dim && s.length == shape_.length &&
-           s.block == shape_.block && s.order == shape_.order && s.decode() == shape_.decode();
-  }
-  void fill() {
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal;
-    std::vector<std::byte> some(1 << 20);
-    const size_t element = size_t(element_bytes(shape_.type));
-    for (size_t i = 0; i < some.size(); i += element) {
-      const float x = normal(random);
-      const uint16_t h = shape_.type == element::f16 ? to_f16(x).bits : to_bf16(x).bits;
-      element == 4 ? std::memcpy(&some[i], &x, 4) : std::memcpy(&some[i], &h, 2);
-    }
-    auto* to = static_cast<std::byte*>(planes.data());
-    for (size_t i = 0; i < bytes(); i += some.size()) {
-      std::memcpy(to + i, some.data(), std::min(some.size(), bytes() - i));
-    }
-  }
-  shape shape_;
-};
-
-/// One attend call over a layer of a memory.
-class caller {
- public:
-  caller(const shape& s, memory& m) : threads(s.threads), shape_(s), memory_(m) {
-    std::mt19937 random(2);
-    std::normal_distribution<float> normal;
-    q_.resize(size_t(s.rows) * size_t(s.q_heads()) * size_t(s.dim));
-    for (float& x : q_) x = normal(random);
-    out_.resize(q_.size());
-    for (int32_t i = 0; i < s.rows; ++i) positions_.push_back(s.length - s.rows + i);
-    auto made = attention::create(
-        m.planes.layer(0),
-        {.q_heads = s.q_heads(), .rows = s.rows, .slots = s.length, .width = s.threads, .target = s.target});
-    ready_ = bool(made);
-    if (made) attend_ = std::move(*made);
-  }
-
-  bool ready() const { return ready_; }
-
-  bool call(int32_t layer) {
-    const int32_t starts[] = {0, shape_.rows};
-    kvc_batch b{};
-    b.struct_size = sizeof b;
-    b.n = 1;
-    b.table = memory_.table.data();
-    b.table_columns = int32_t(memory_.table.size());
-    b.kv_len = &shape_.length;
-    b.q_start = starts;
-    b.q_pos = positions_.data();
-    const kvc_rows q = dense_rows(q_.data(), element::f32, shape_.q_heads(), shape_.dim);
-    const kvc_out out = dense_out(out_.data(), element::f32, shape_.q_heads(), shape_.dim);
-    return bool(
-        attend_.run(memory_.planes.layer(layer), b, q, causal_softmax(0.1f), out, threads.executor()));
-  }
-
-  /// Reads the blocks of a layer in the table's order.
-  void read_blocks(int32_t layer) {
-    const kvc_plane& k = memory_.planes.layer(layer).k;
-    const int64_t blocks = int64_t(memory_.table.size()), each = blocks / threads.size();
-    threads.each(threads.size(), [&](int t) {
-      for (int64_t i = t * each; i < (t + 1) * each; ++i) {
-        const auto* at = static_cast<const std::byte*>(k.data) + memory_.table[size_t(i)] * k.block_stride;
-        bench::read_bytes(at, size_t(k.block_stride));
-      }
-    });
-  }
-
-  /// Nanoseconds of one run of `work` for each layer, per layer.
-  template <class Work>
-  double each_layer(Work&& work) {
-    const double start = threads.seconds();
-    for (int32_t layer = 0; layer < memory_.layers(); ++layer) work(layer);
-    return (threads.seconds() - start) * 1e9 / memory_.layers();
-  }
-
-  bench::crew threads;
-
- private:
-  shape shape_;
-  memory& memory_;
-  std::vector<int32_t> positions_;
-  std::vector<float> q_, out_;
-  attention attend_;
-  bool ready_ = false;
-};
 
 /// Multiplications and additions of a call that no mask hides.
 double flops(const shape& s) {
@@ -208,11 +65,8 @@ void attend(benchmark::State& state, const shape& s) {
 }
 
 std::string name_of(const shape& s, const char* variant) {
-  const char* types[] = {"f32", "f16", "bf16"};
   std::string name = s.decode() ? "decode/" : "prefill/";
-  name.append(types[int(s.type)]);
-  name.append("/D").append(std::to_string(s.dim));
-  name.append("/G").append(std::to_string(s.group));
+  name.append(bench::text_of(s));
   if (s.decode()) name.append("/").append(std::to_string(s.length / 1024)).append("k");
   return name.append("/t").append(std::to_string(s.threads)).append(variant);
 }
