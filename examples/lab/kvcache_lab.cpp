@@ -66,7 +66,9 @@ void add_lab_options(CLI::App& app, lab_options& o) {
   o.common.cache = "paged";
   o.common.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   engine::add_common_options(app, o.common);
-  app.add_option("--text-file", o.text_file, "text for the tasks kl and repeat");
+  app.add_option("--text-file", o.text_files,
+                 "text for the tasks kl and repeat; several, separated by commas, are one text")
+      ->delimiter(',');
   app.add_option("--user-file", o.user_file, "your own trials (JSONL) for the task user");
   app.add_option("--trials", o.trials, "trials of a task")
       ->check(CLI::Range(1, 10000))
@@ -77,7 +79,11 @@ void add_lab_options(CLI::App& app, lab_options& o) {
   app.add_option("--score", o.score, "rows scored at most where a text goes on")
       ->check(CLI::Range(1, 8192))
       ->capture_default_str();
-  app.add_option("--start", o.start, "kl: first token of the only window; default: spread over the text");
+  app.add_option("--start", o.starts,
+                 "kl and repeat: first token of each trial, separated by commas; default: --trials of them, "
+                 "spread over the text")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1 << 30));
   app.add_option("--batch", o.batch, "texts that share a step while answers are fed, token by token")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -95,7 +101,7 @@ std::string task_names() {
 engine::status check_task(const std::string& name, const lab_options& o) {
   const lab::task_info* task = lab::find_task(name);
   if (task == nullptr) return usage("bad_value", "--task", name + "; allowed: " + task_names());
-  if (task->needs_text && o.text_file.empty())
+  if (task->needs_text && o.text_files.empty())
     return usage("missing", "--text-file", "the task " + name + " needs one");
   if (name == "user" && o.user_file.empty())
     return usage("missing", "--user-file", "the task user needs one");
@@ -161,7 +167,7 @@ void make_whole(matrix_options& o) {
 result<json> matrix(matrix_options o) {
   if (o.quick) make_quick(o);
   make_whole(o);
-  if (o.lab.text_file.empty())
+  if (o.lab.text_files.empty())
     std::erase_if(o.tasks, [](const std::string& t) {
       return lab::find_task(t) != nullptr && lab::find_task(t)->needs_text;
     });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <numeric>
 
 namespace lab {
 namespace {
@@ -29,21 +30,26 @@ std::vector<std::pair<std::string, int>> groups_of(const matrix_plan& plan) {
 }
 
 std::vector<matrix_row> rows_of(const matrix_plan& plan) {
-  std::vector<matrix_row> rows = {{"", "full", {}}, {"", "none", {}}};
+  std::vector<matrix_row> rows = {{"", "full", 1, {}}, {"", "none", 1, {}}};
   for (const std::string& policy : plan.policies) {
-    rows.push_back({policy, "", {}});
+    rows.push_back({policy, "", 1, {}});
     if (!plan.controls || policy == "full") continue;
-    rows.push_back({policy, "window", {}});
-    rows.push_back({policy, "random", {}});
+    rows.push_back({policy, "window", 1, {}});
+    rows.push_back({policy, "random", random_draws, {}});
   }
   return rows;
 }
 
-double work_of(const trial& t, std::size_t rows, mode how) {
+int runs_of(std::span<const matrix_row> rows) {
+  return std::accumulate(rows.begin(), rows.end(), 0,
+                         [](int sum, const matrix_row& row) { return sum + row.draws; });
+}
+
+double work_of(const trial& t, int runs, mode how) {
   const auto context = static_cast<double>(t.context.size());
   double feed = 0;
   for (const continuation& option : t.options) feed += static_cast<double>(option.feed.size()) + 8;
-  const auto n = static_cast<double>(rows);
+  const auto n = static_cast<double>(runs);
   return how == mode::stream ? n * (context + feed) : context + n * feed + 0.05 * n * context;
 }
 
@@ -63,50 +69,62 @@ class group_runner {
   }
 
   bool complete(const trial& t) const {
-    return std::all_of(group_.rows.begin(), group_.rows.end(),
-                       [&](const matrix_row& row) { return store_.find(key_of(row, t)) != nullptr; });
+    return std::all_of(group_.rows.begin(), group_.rows.end(), [&](const matrix_row& row) {
+      for (int draw = 0; draw < row.draws; ++draw) {
+        if (store_.find(key_of(row, draw, t)) == nullptr) return false;
+      }
+      return true;
+    });
   }
 
  private:
-  std::string key_of(const matrix_row& row, const trial& t) const {
-    return result_store::key_of(group_.settings, row.policy, row.control, t.name);
+  std::string key_of(const matrix_row& row, int draw, const trial& t) const {
+    const std::string control = row.draws > 1 ? row.control + " " + std::to_string(draw) : row.control;
+    return result_store::key_of(group_.settings, row.policy, control, t.name);
   }
 
   engine::status run_trial(const trial& t, const std::string& what) {
-    const double share =
-        work_of(t, group_.rows.size(), options_.how) / static_cast<double>(group_.rows.size());
+    const int runs = runs_of(group_.rows);
+    const double share = work_of(t, runs, options_.how) / runs;
     const bool all_known = complete(t);
     trial_run run(bench_, t);
     controls_.clear();
     for (matrix_row& row : group_.rows) {
-      const std::string key = key_of(row, t);
-      const trial_score* known = store_.find(key);
-      // The full cache runs whenever anything is missing: the others are compared with it.
-      if (known == nullptr || (row.control == "full" && !all_known)) {
-        auto made = run_row(run, row, t);
-        if (!made) return made.error();
-        const json about = {{"policy", row.policy}, {"control", row.control}, {"settings", group_.settings}};
-        if (known == nullptr) {
-          if (auto s = store_.add(key, about, *made); !s) return s;
+      for (int draw = 0; draw < row.draws; ++draw) {
+        const std::string key = key_of(row, draw, t);
+        const trial_score* known = store_.find(key);
+        // The full cache runs whenever anything is missing: the others are compared with it.
+        if (known == nullptr || (row.control == "full" && !all_known)) {
+          if (auto s = run_draw(run, row, draw, t, key, known == nullptr); !s) return s;
+          known = store_.find(key);
         }
-        known = store_.find(key);
+        row.trials.push_back(*known);
+        if (!all_known) shown_.add(share, what + (row.policy.empty() ? "" : ", " + row.policy));
       }
-      row.trials.push_back(*known);
-      if (!all_known) shown_.add(share, what + (row.policy.empty() ? "" : ", " + row.policy));
     }
     return {};
   }
 
-  engine::result<trial_score> run_row(trial_run& run, const matrix_row& row, const trial& t) {
+  engine::status run_draw(trial_run& run, const matrix_row& row, int draw, const trial& t,
+                          const std::string& key, bool is_new) {
+    auto made = run_row(run, row, draw, t);
+    if (!made) return made.error();
+    if (!is_new) return {};
+    const json about = {{"policy", row.policy}, {"control", row.control}, {"settings", group_.settings}};
+    return store_.add(key, about, *made);
+  }
+
+  engine::result<trial_score> run_row(trial_run& run, const matrix_row& row, int draw, const trial& t) {
     if (row.control == "full") return run.full();
     if (row.control == "none") return run.none();
     if (row.control.empty()) return run.policy(row.policy, options_.how);
-    const matrix_row beside{row.policy, "", {}};
-    const trial_score* policy = store_.find(key_of(beside, t));
+    const matrix_row beside{row.policy, "", 1, {}};
+    const trial_score* policy = store_.find(key_of(beside, 0, t));
     const double token_bytes = static_cast<double>(bench_.bytes_per_token());
     const std::string text = row.control == "window"
                                  ? window_of(policy->bytes_held, token_bytes)
-                                 : random_of(policy->bytes_held, token_bytes, options_.seed + 1);
+                                 : random_of(policy->bytes_held, token_bytes,
+                                             options_.seed + 1 + static_cast<std::uint64_t>(draw));
     // Policies of equal bytes share their controls.
     const auto at = controls_.find(text);
     if (at != controls_.end()) return at->second;
@@ -175,7 +193,7 @@ engine::result<std::vector<matrix_group>> run_matrix(const lab_options& options,
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const group_runner known(options, groups[i], where, store, none);
     for (const trial& t : trials[i]) {
-      if (!known.complete(t)) total += work_of(t, groups[i].rows.size(), options.how);
+      if (!known.complete(t)) total += work_of(t, runs_of(groups[i].rows), options.how);
     }
   }
   progress shown(total);

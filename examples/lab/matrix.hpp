@@ -4,8 +4,7 @@
 // Every policy in every task at every length, with its controls:
 //
 //   full     the whole cache: what can be reached          none     the question alone: what is known anyway
-//   random   as many bytes as the policy, by lot           window   as many bytes as the policy, the last
-//   tokens
+//   random   as many bytes as the policy, by lot, thrice    window   as many bytes as the policy, the last
 //
 // Trials are the unit of work. What a results file has already is not computed again.
 
@@ -29,8 +28,12 @@ struct matrix_plan {
 struct matrix_row {
   std::string policy;   ///< as text; of a control, the policy it stands beside; empty for full and none
   std::string control;  ///< "full", "none", "random", "window"; empty: the policy itself
-  std::vector<trial_score> trials;
+  int draws = 1;        ///< scores per trial: more than one lot
+  std::vector<trial_score> trials;  ///< [trials][draws]
 };
+
+/// Lots per trial of the random control. One alone may be lucky.
+constexpr int random_draws = 3;
 
 /// One task at one length.
 struct matrix_group {

@@ -15,8 +15,8 @@ using engine::json;
 
 json row_json(const matrix_group& group, const matrix_row& row, measure m, const summary& full,
               const summary& none, const gate& passed) {
-  const summary s = summarise(row.trials);
-  json out = {{"policy", row.policy}, {"control", row.control}};
+  const summary s = summarise(row.trials, row.draws);
+  json out = {{"policy", row.policy}, {"control", row.control}, {"draws", row.draws}};
   out.update(to_json(s));
   out["share_of_bytes"] = s.bytes_full > 0 ? s.bytes_held / s.bytes_full : 0;
   out["figure"] = to_json(figure(s, m));
@@ -73,7 +73,10 @@ std::string name_of_row(const json& row) {
   const std::string policy = row["policy"];
   const std::string control = row["control"];
   if (control.empty()) return "`" + policy + "`";
-  return policy.empty() ? control : "&nbsp;&nbsp;" + control + ", equal bytes";
+  if (policy.empty()) return control;
+  const int draws = row["draws"];
+  return "&nbsp;&nbsp;" + control + ", equal bytes" +
+         (draws > 1 ? ", " + std::to_string(draws) + " lots" : std::string());
 }
 
 std::string verdict(const json& row, const char* against) {

@@ -20,6 +20,12 @@ std::string leaf_of(const std::string& path) {
   return std::filesystem::path(path).filename().string();
 }
 
+std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : "+") + name;
+  return out;
+}
+
 // Of this program, so that a results file never answers for another build. Empty where the system does not
 // say which file that is.
 const std::string& program_hash() {
@@ -42,13 +48,15 @@ engine::error damaged(const std::string& path, int line, const std::string& what
 
 engine::result<std::unique_ptr<laboratory>> open_laboratory(const lab_options& o) {
   auto out = std::make_unique<laboratory>();
-  std::string text;
-  if (!o.text_file.empty()) {
-    auto read = engine::read_file(o.text_file, "--text-file");
+  std::vector<std::string> texts;
+  std::uint64_t text_hash = fnv1a({});
+  for (const std::string& name : o.text_files) {
+    auto read = engine::read_file(name, "--text-file");
     if (!read) return read.error();
-    text = std::move(*read);
-    out->text_hash = hex16(fnv1a(text));
+    text_hash = fnv1a(*read, text_hash);
+    texts.push_back(std::move(*read));
   }
+  if (!texts.empty()) out->text_hash = hex16(text_hash);
   if (!o.user_file.empty()) {
     auto read = engine::read_file(o.user_file, "--user-file");
     if (!read) return read.error();
@@ -61,7 +69,10 @@ engine::result<std::unique_ptr<laboratory>> open_laboratory(const lab_options& o
   const auto file = engine::read_file(o.common.model, "--model");
   if (!file) return file.error();
   out->model_hash = hex16(fnv1a(*file));
-  out->text = out->parts->text->encode(text, engine::specials::as_text);
+  for (const std::string& text : texts) {
+    const auto ids = out->parts->text->encode(text, engine::specials::as_text);
+    out->text.insert(out->text.end(), ids.begin(), ids.end());
+  }
   return out;
 }
 
@@ -74,9 +85,9 @@ engine::result<std::vector<trial>> make_trials(const lab_options& o, const labor
   r.seed = o.seed;
   r.question_inside = o.question_inside;
   r.text = lab.text;
-  r.text_name = o.text_file;
+  r.text_name = joined(o.text_files);
   r.score = o.score;
-  r.start = o.start;
+  r.starts = o.starts;
   r.user_tasks = lab.user_tasks;
   auto made = make_trials(r, *lab.parts->text);
   if (!made && task == "user") {
@@ -104,12 +115,17 @@ json settings_of(const lab_options& o, const laboratory& lab, const std::string&
     out["user_file"] = leaf_of(o.user_file);
     out["user_fnv"] = lab.user_hash;
   } else {
-    out["trials"] = o.start >= 0 && task == "kl" ? 1 : o.trials;
+    const bool cut = info != nullptr && info->needs_text && !o.starts.empty();
+    out["trials"] = cut ? static_cast<int>(o.starts.size()) : o.trials;
   }
   if (info != nullptr && info->needs_text) {
-    out["text_file"] = leaf_of(o.text_file);
+    std::vector<std::string> leaves;
+    for (const std::string& name : o.text_files) leaves.push_back(leaf_of(name));
+    out["text_file"] = joined(leaves);
     out["text_fnv"] = lab.text_hash;
-    out["start"] = o.start;
+    out["start"] = o.starts.empty()       ? json(-1)
+                   : o.starts.size() == 1 ? json(o.starts.front())
+                                          : json(o.starts);
   } else {
     out["seed"] = o.seed;
   }

@@ -16,14 +16,14 @@ namespace lab {
 /// What the command line chose.
 struct lab_options {
   engine::common_options common;
-  std::string text_file;
+  std::vector<std::string> text_files;  ///< one text: their tokens, one after the other
   std::string user_file;
   int trials = 10;
   std::uint64_t seed = 0;
   bool question_inside = false;
   mode how = mode::oneshot;
   int score = 256;
-  int start = -1;
+  std::vector<int> starts;  ///< of trials cut out of the text; empty: spread over it
   int batch = 1;
   int about = 0;  ///< tokens of context the user asks about; 0: not said
 };

@@ -32,30 +32,40 @@ const std::vector<double>& rows_of(measure m, const trial_score& t) {
   return m == measure::nll ? t.nll : t.kl;
 }
 
-std::vector<double> each_trial(measure m, std::span<const trial_score> trials) {
-  std::vector<double> out;
-  for (const trial_score& t : trials) out.push_back(of_trial(m, t));
+// Means of `draws` neighbours.
+std::vector<double> each_trial(measure m, std::span<const trial_score> trials, std::size_t draws) {
+  std::vector<double> out(trials.size() / draws);
+  for (std::size_t i = 0; i < trials.size(); ++i)
+    out[i / draws] += of_trial(m, trials[i]) / static_cast<double>(draws);
   return out;
 }
 
-std::vector<double> each_row(measure m, std::span<const trial_score> trials) {
+std::vector<double> each_row(measure m, std::span<const trial_score> trials, std::size_t draws) {
   std::vector<double> out;
-  for (const trial_score& t : trials) out.insert(out.end(), rows_of(m, t).begin(), rows_of(m, t).end());
+  for (std::size_t i = 0; i < trials.size(); i += draws) {
+    const std::size_t first = out.size();
+    out.resize(first + rows_of(m, trials[i]).size());
+    for (std::size_t draw = 0; draw < draws; ++draw) {
+      const std::vector<double>& rows = rows_of(m, trials[i + draw]);
+      for (std::size_t row = 0; row < rows.size(); ++row)
+        out[first + row] += rows[row] / static_cast<double>(draws);
+    }
+  }
   return out;
 }
 
 // Trials are the independent unit. Where there are too few of them, runs of rows have to do.
-interval mean_with_bounds(measure m, std::span<const trial_score> trials) {
-  const std::vector<double> values = each_trial(m, trials);
-  if (trials.size() >= few || m == measure::correct) return bootstrap_mean(values);
-  interval out = bootstrap_mean(each_row(m, trials), rows_in_run);
+interval mean_with_bounds(measure m, std::span<const trial_score> trials, std::size_t draws) {
+  const std::vector<double> values = each_trial(m, trials, draws);
+  if (values.size() >= few || m == measure::correct) return bootstrap_mean(values);
+  interval out = bootstrap_mean(each_row(m, trials, draws), rows_in_run);
   out.value = mean(values);
   return out;
 }
 
 }  // namespace
 
-summary summarise(std::span<const trial_score> trials) {
+summary summarise(std::span<const trial_score> trials, int draws) {
   summary out;
   out.trials = static_cast<int>(trials.size());
   std::vector<double> kl, top1, top5;
@@ -71,9 +81,10 @@ summary summarise(std::span<const trial_score> trials) {
     out.values_held += static_cast<double>(t.values_held) / n;
   }
   out.correct_share = wilson(out.correct, out.trials);
-  out.tokens = mean_with_bounds(measure::tokens, trials);
-  out.nll = mean_with_bounds(measure::nll, trials);
-  out.kl = mean_with_bounds(measure::kl, trials);
+  const auto side_by_side = static_cast<std::size_t>(draws);
+  out.tokens = mean_with_bounds(measure::tokens, trials, side_by_side);
+  out.nll = mean_with_bounds(measure::nll, trials, side_by_side);
+  out.kl = mean_with_bounds(measure::kl, trials, side_by_side);
   out.kl_p99 = kl.empty() ? nothing : quantile(kl, 0.99);
   out.top1 = mean(top1);
   out.top5 = mean(top5);
@@ -113,16 +124,17 @@ double quality(measure m, const summary& full, const summary& none, const summar
 
 engine::result<contrast> compare_trials(measure m, std::span<const trial_score> a,
                                         std::span<const trial_score> b) {
-  if (a.size() != b.size() || a.empty())
+  if (a.empty() || b.empty() || b.size() % a.size() != 0)
     return engine::bad_input("not_comparable", "trials",
                              std::to_string(a.size()) + " and " + std::to_string(b.size()));
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i].trial != b[i].trial)
-      return engine::bad_input("not_comparable", "trial", a[i].trial + " and " + b[i].trial);
+  const std::size_t draws = b.size() / a.size();
+  for (std::size_t i = 0; i < b.size(); ++i) {
+    if (a[i / draws].trial != b[i].trial)
+      return engine::bad_input("not_comparable", "trial", a[i / draws].trial + " and " + b[i].trial);
   }
   const bool by_rows = a.size() < few && m != measure::correct;
-  std::vector<double> first = by_rows ? each_row(m, a) : each_trial(m, a);
-  const std::vector<double> second = by_rows ? each_row(m, b) : each_trial(m, b);
+  std::vector<double> first = by_rows ? each_row(m, a, 1) : each_trial(m, a, 1);
+  const std::vector<double> second = by_rows ? each_row(m, b, draws) : each_trial(m, b, draws);
   for (std::size_t i = 0; i < first.size() && i < second.size(); ++i) first[i] -= second[i];
   contrast out;
   out.difference = bootstrap_mean(first, by_rows ? rows_in_run : 1);

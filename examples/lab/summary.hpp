@@ -14,8 +14,8 @@ namespace lab {
 
 /// All trials of one configuration in one task.
 struct summary {
-  int trials = 0;
-  int correct = 0;
+  int trials = 0;          ///< scores: trials times draws
+  int correct = 0;         ///< of them
   interval correct_share;  ///< Wilson
   interval tokens;         ///< share of answer tokens that are the most likely ones; bootstrap
   interval nll;            ///< per token; bootstrap
@@ -29,7 +29,8 @@ struct summary {
   double values_held = 0;
 };
 
-summary summarise(std::span<const trial_score> trials);
+/// `draws`: scores per trial, which lie side by side; a trial counts once, with their mean.
+summary summarise(std::span<const trial_score> trials, int draws = 1);
 interval figure(const summary& s, measure m);
 
 /// Whether the full cache solves the task, which is what a loss can be seen against.
@@ -53,7 +54,8 @@ struct contrast {
   const char* verdict = "no difference shown";
 };
 
-/// Fails: bad_input "not_comparable" when the trials are not the same.
+/// `b` may have several draws per trial; their mean counts. Fails: bad_input "not_comparable" when the trials
+/// are not the same.
 engine::result<contrast> compare_trials(measure m, std::span<const trial_score> a,
                                         std::span<const trial_score> b);
 

@@ -162,9 +162,18 @@ engine::error too_short(const task_request& r, int needed) {
   return e;
 }
 
+int cut_trials(const task_request& r) {
+  return r.starts.empty() ? r.trials : static_cast<int>(r.starts.size());
+}
+
+// Text that trials of `span` tokens need.
+int needed_tokens(const task_request& r, int span) {
+  return span + (r.starts.empty() ? 0 : *std::max_element(r.starts.begin(), r.starts.end()));
+}
+
 // Where trial `index` begins, so that all of them cover the text evenly. `span`: tokens of one.
 int start_of(const task_request& r, int index, int span) {
-  if (r.start >= 0) return r.start + index * span;
+  if (!r.starts.empty()) return r.starts[static_cast<std::size_t>(index)];
   const auto room = static_cast<std::int64_t>(r.text.size()) - span;
   return r.trials == 1 ? 0 : static_cast<int>(room * index / (r.trials - 1));
 }
@@ -176,12 +185,14 @@ trials_or_error repeated(const task_request& r) {
   const int part = std::min(r.length, given + r.score);
   if (r.length < 2 * given)
     return engine::error{engine::failure::usage, "bad_value", "--length", std::to_string(r.length), {}, -1};
-  if (static_cast<std::int64_t>(r.text.size()) < r.length) return too_short(r, r.length);
+  const int needed = needed_tokens(r, r.length);
+  if (static_cast<std::int64_t>(r.text.size()) < needed) return too_short(r, needed);
   std::vector<trial> out;
-  for (int i = 0; i < r.trials; ++i) {
+  const int trials = cut_trials(r);
+  for (int i = 0; i < trials; ++i) {
     const auto passage = r.text.subspan(static_cast<std::size_t>(start_of(r, i, r.length)),
                                         static_cast<std::size_t>(r.length));
-    const int deep = r.trials == 1 ? 0 : (r.length - part) * i / (r.trials - 1);
+    const int deep = trials == 1 ? 0 : (r.length - part) * i / (trials - 1);
     const auto again = passage.subspan(static_cast<std::size_t>(deep), static_cast<std::size_t>(part));
     token_parts parts;
     parts.context.assign(passage.begin(), passage.end());
@@ -195,9 +206,9 @@ trials_or_error repeated(const task_request& r) {
 // Prompt, then the text that follows it: each of its rows is compared, and predicts the next token.
 trials_or_error running_text(const task_request& r) {
   const int span = r.length + r.score;
-  const int first = std::max(0, r.start);
-  const int trials = r.start >= 0 ? 1 : r.trials;
-  if (static_cast<std::int64_t>(r.text.size()) < first + span) return too_short(r, first + span);
+  const int needed = needed_tokens(r, span);
+  const int trials = cut_trials(r);
+  if (static_cast<std::int64_t>(r.text.size()) < needed) return too_short(r, needed);
   std::vector<trial> out;
   for (int i = 0; i < trials; ++i) {
     const auto start = static_cast<std::size_t>(start_of(r, i, span));

@@ -74,9 +74,9 @@ struct task_request {
   bool question_inside = false;    ///< compressed with the context, or fed behind the compression
   std::span<const token_id> text;  ///< for tasks that need one
   std::string text_name = "--text-file";
-  int score = 256;         ///< rows that are scored at most, where a text goes on
-  int start = -1;          ///< first token of the only trial (`kl`); -1: spread over the text
-  std::string user_tasks;  ///< content of the file with the user's own trials
+  int score = 256;          ///< rows that are scored at most, where a text goes on
+  std::vector<int> starts;  ///< first token of each trial cut out of a text; empty: `trials`, spread over it
+  std::string user_tasks;   ///< content of the file with the user's own trials
 };
 
 /// Fails: usage for a task or a length that does not go, bad_input for a text that is too short or a line of

@@ -35,6 +35,20 @@ struct lab_folder : scratch {
   }
 };
 
+// Found by asking for more than there are.
+int tokens_of(const lab_folder& folder, const std::string& file) {
+  const json d = run(program + " cell --json --model " + folder.model +
+                     " --task kl --prompt 900 --score 900 " + "--policy full --text-file " + file)
+                     .document();
+  return std::stoi(d["error"]["value"].get<std::string>());
+}
+
+double mean_of(const json& values) {
+  double sum = 0;
+  for (const json& v : values) sum += v.get<double>();
+  return sum / static_cast<double>(values.size());
+}
+
 constexpr const char* window_kl = "--task kl --start 0 --prompt 64 --score 32 ";
 
 }  // namespace
@@ -102,6 +116,28 @@ TEST_CASE("a cell of a task counts trials and says when the model cannot solve i
   CHECK(repeat["trials"] == 2);
   CHECK(repeat["nll"].is_number());
   CHECK(repeat["rows"].size() == 5);
+}
+
+TEST_CASE("several texts are one text, and several windows of it are trials") {
+  const lab_folder folder;
+  const auto cell = [&](const std::string& files, const std::string& starts) {
+    return run(program + " cell --json --model " + folder.model +
+               " --task kl --prompt 64 --score 16 --policy " + "window:32 --text-file " + files +
+               " --start " + starts)
+        .document();
+  };
+  const json alone = cell(folder.text, "7");
+  const std::string other = folder.file("other", std::string(600, 'x'));
+  const json both = cell(other + "," + folder.text, "0," + std::to_string(7 + tokens_of(folder, other)));
+  REQUIRE(both["scores"].size() == 2);
+  CHECK(both["trials"] == 2);
+  CHECK(both["scores"][1]["kl"] == alone["scores"][0]["kl"]);
+  CHECK(both["kl_mean"] ==
+        Approx((mean_of(both["scores"][0]["kl"]) + mean_of(alone["scores"][0]["kl"])) / 2));
+  CHECK(both["settings"]["text_file"] == "other+text");
+  CHECK(both["settings"]["start"].size() == 2);
+  CHECK(both["settings"]["text_fnv"] != alone["settings"]["text_fnv"]);
+  CHECK(alone["settings"]["start"] == 7);
 }
 
 TEST_CASE("no figure depends on threads") {
@@ -203,8 +239,15 @@ TEST_CASE("a run that was stopped goes on where it was and reports the same") {
   REQUIRE(whole.code == 0);
   const std::string results = folder.read("one/results.jsonl");
   const auto lines = static_cast<int>(std::count(results.begin(), results.end(), '\n'));
-  CHECK(lines == 2 * 2 * (2 + 2 * 3));  // tasks, trials, full and none, policies with two controls each
+  // Tasks, trials, full and none, policies with a window and three lots each.
+  CHECK(lines == 2 * 2 * (2 + 2 * (1 + 1 + 3)));
   CHECK(folder.read("one/report.svg").rfind("<svg", 0) == 0);
+  for (const json& row : whole.document()["groups"][0]["rows"]) {
+    const int draws = row["control"] == "random" ? 3 : 1;
+    CHECK(row["draws"] == draws);
+    CHECK(row["trials"] == 2 * draws);
+  }
+  CHECK(folder.read("one/report.md").find("random, equal bytes, 3 lots") != std::string::npos);
   CHECK(folder.read("one/report.md").find("| `window:window=32` | 50.0 % |") != std::string::npos);
   // Stopped in the middle of a line.
   std::filesystem::create_directory(folder.path + "/two");

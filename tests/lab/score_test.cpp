@@ -162,3 +162,51 @@ TEST_CASE("the buckets by distance cover all rows once") {
   CHECK(buckets[3]["rows"] == 44);
   CHECK(buckets[3]["kl_max"] == 299);
 }
+
+TEST_CASE("a control of several lots counts each trial once, with the mean of its lots") {
+  const auto score = [](const std::string& trial, bool correct, double kl) {
+    trial_score s;
+    s.trial = trial;
+    s.correct = correct;
+    s.tokens = 2;
+    s.tokens_right = correct ? 2 : 1;
+    s.right = {1, correct ? 1.0 : 0.0};
+    s.nll = {kl, kl};
+    s.kl = {kl, kl + 1};
+    s.top1 = {1, 0};
+    s.top5 = {1, 1};
+    s.bytes_held = 10;
+    return s;
+  };
+  std::vector<trial_score> policy, lots;
+  for (int i = 0; i < 6; ++i) {
+    const std::string name = "t" + std::to_string(i);
+    policy.push_back(score(name, true, i));
+    for (int draw = 0; draw < 3; ++draw) lots.push_back(score(name, draw == 0, i + draw));
+  }
+  const summary s = summarise(lots, 3);
+  CHECK(s.trials == 18);
+  CHECK(s.correct == 6);
+  CHECK(s.correct_share.value == Approx(1.0 / 3));
+  CHECK(s.tokens.value == Approx(2.0 / 3));
+  CHECK(s.nll.value == Approx(2.5 + 1));
+  CHECK(s.bytes_held == Approx(10));
+  // As wide as six trials make it, not eighteen.
+  std::vector<double> six;
+  for (int i = 0; i < 6; ++i) six.push_back(i + 1);
+  CHECK(s.nll.low == Approx(bootstrap_mean(six).low));
+  const auto c = compare_trials(measure::nll, policy, lots);
+  REQUIRE(c);
+  CHECK(c->difference.value == Approx(-1));
+  CHECK(c->difference.low == Approx(-1));
+  CHECK(std::string(c->verdict) == "better");
+  CHECK(compare_trials(measure::correct, policy, lots)->difference.value == Approx(2.0 / 3));
+  // Fewer than five trials: rows decide, the same way.
+  const auto few = compare_trials(measure::kl, std::span(policy).first(4), std::span(lots).first(12));
+  REQUIRE(few);
+  CHECK(few->difference.value == Approx(-1));
+  lots[4].trial = "other";
+  CHECK_FALSE(compare_trials(measure::nll, policy, lots));
+  lots.pop_back();
+  CHECK_FALSE(compare_trials(measure::nll, policy, lots));
+}

@@ -125,7 +125,7 @@ TEST_CASE("running text is scored in each of its rows") {
   r.task = "kl";
   r.length = 40;
   r.score = 10;
-  r.start = 10;
+  r.starts = {10};
   r.text = text;
   const auto made = make(r);
   REQUIRE(made.size() == 1);
@@ -133,20 +133,41 @@ TEST_CASE("running text is scored in each of its rows") {
   CHECK(made[0].context.back() == 49);
   CHECK(made[0].options[0].feed == std::vector<token_id>{50, 51, 52, 53, 54, 55, 56, 57, 58, 59});
   CHECK(made[0].options[0].targets.back() == 60);
-  r.start = 11;  // the last row predicts what the text no longer shows
+  r.starts = {11};  // the last row predicts what the text no longer shows
   CHECK(make(r)[0].options[0].targets.back() == unscored);
-  r.start = 12;
+  r.starts = {12};
   const auto refused = make_trials(r, small_tokenizer());
   REQUIRE_FALSE(refused);
   CHECK(refused.error().code == "too_short");
   CHECK(refused.error().value == "61, 62 needed");
-  r.start = -1;
+  r.starts.clear();
   r.trials = 3;
   r.length = 20;
   const auto spread = make(r);
   REQUIRE(spread.size() == 3);
   CHECK(spread[0].context.front() == 0);
   CHECK(spread[2].options[0].feed.back() == 60);
+}
+
+TEST_CASE("trials cut out of a text begin where they are told to") {
+  std::vector<token_id> text;
+  for (int i = 0; i < 100; ++i) text.push_back(i);
+  task_request r;
+  r.length = 40;
+  r.score = 10;
+  r.trials = 7;
+  r.text = text;
+  for (const char* task : {"kl", "repeat"}) {
+    r.task = task;
+    r.starts = {30, 0, 50};
+    const auto made = make(r);
+    REQUIRE(made.size() == 3);
+    for (std::size_t i = 0; i < 3; ++i) CHECK(made[i].context.front() == r.starts[i]);
+    r.starts = {30, 0, 61};
+    const auto refused = make_trials(r, small_tokenizer());
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().value == "100, " + std::to_string(task[0] == 'k' ? 111 : 101) + " needed");
+  }
 }
 
 TEST_CASE("a repeated passage comes again token for token, later parts of it in later trials") {
