@@ -41,6 +41,7 @@ struct matrix_options {
   std::vector<std::string> policies, tasks;
   std::vector<int> lengths;
   std::string out;
+  bool controls = true;
   bool quick = false;
 };
 
@@ -182,6 +183,7 @@ result<json> matrix(matrix_options o) {
   }
   plan.tasks = o.tasks;
   plan.lengths = o.lengths;
+  plan.controls = o.controls;
   std::error_code code;
   std::filesystem::create_directories(o.out, code);
   auto store = lab::result_store::open(o.out + "/results.jsonl");
@@ -274,6 +276,7 @@ int run_matrix_verb(int argc, char** argv) {
       ->check(CLI::Range(16, 8192));
   app.add_option("--out", o.out, "folder for report.json, report.md, report.svg and results.jsonl")
       ->required();
+  app.add_flag("!--no-controls", o.controls, "without window and random at equal bytes");
   app.add_flag("--quick", o.quick, "a small matrix: at most 3 minutes on two cores");
   return engine::run_program(app, argc, argv, o.lab.common, [&] { return matrix(o); });
 }

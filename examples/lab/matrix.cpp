@@ -2,6 +2,7 @@
 #include "matrix.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <numeric>
@@ -11,8 +12,9 @@ namespace {
 
 using engine::json;
 
-int equal_tokens(std::size_t bytes, double token_bytes) {
-  return std::max(1, static_cast<int>(static_cast<double>(bytes) / token_bytes));
+int equal_tokens(std::size_t bytes, double token_bytes, int block) {
+  const double blocks = static_cast<double>(bytes) / (token_bytes * block);
+  return std::max(1, block * static_cast<int>(std::lround(blocks)));
 }
 
 // A task whose prompts are as long as they are is run once.
@@ -88,7 +90,7 @@ class group_runner {
     const double share = work_of(t, runs, options_.how) / runs;
     const bool all_known = complete(t);
     trial_run run(bench_, t);
-    controls_.clear();
+    computed_.clear();
     for (matrix_row& row : group_.rows) {
       for (int draw = 0; draw < row.draws; ++draw) {
         const std::string key = key_of(row, draw, t);
@@ -117,19 +119,23 @@ class group_runner {
   engine::result<trial_score> run_row(trial_run& run, const matrix_row& row, int draw, const trial& t) {
     if (row.control == "full") return run.full();
     if (row.control == "none") return run.none();
-    if (row.control.empty()) return run.policy(row.policy, options_.how);
+    if (row.control.empty()) {
+      auto made = run.policy(row.policy, options_.how);
+      if (made) computed_[row.policy] = *made;
+      return made;
+    }
     const matrix_row beside{row.policy, "", 1, {}};
     const trial_score* policy = store_.find(key_of(beside, 0, t));
     const double token_bytes = static_cast<double>(bench_.bytes_per_token());
     const std::string text = row.control == "window"
-                                 ? window_of(policy->bytes_held, token_bytes)
-                                 : random_of(policy->bytes_held, token_bytes,
+                                 ? window_of(policy->bytes_held, token_bytes, bench_.block_tokens())
+                                 : random_of(policy->bytes_held, token_bytes, bench_.block_tokens(),
                                              options_.seed + 1 + static_cast<std::uint64_t>(draw));
-    // Policies of equal bytes share their controls.
-    const auto at = controls_.find(text);
-    if (at != controls_.end()) return at->second;
+    // Policies of equal bytes share their controls, and a window is its own.
+    const auto at = computed_.find(text);
+    if (at != computed_.end()) return at->second;
     auto made = run.policy(text, options_.how);
-    if (made) controls_[text] = *made;
+    if (made) computed_[text] = *made;
     return made;
   }
 
@@ -138,7 +144,7 @@ class group_runner {
   bench& bench_;
   result_store& store_;
   progress& shown_;
-  std::map<std::string, trial_score> controls_;  ///< of the trial under way, by their text
+  std::map<std::string, trial_score> computed_;  ///< of the trial under way, by their text
 };
 
 }  // namespace
@@ -160,12 +166,12 @@ void progress::add(double work, const std::string& what) {
                static_cast<int>(left) % 60, what.c_str());
 }
 
-std::string window_of(std::size_t bytes, double token_bytes) {
-  return "window:" + std::to_string(equal_tokens(bytes, token_bytes));
+std::string window_of(std::size_t bytes, double token_bytes, int block) {
+  return "window:window=" + std::to_string(equal_tokens(bytes, token_bytes, block));
 }
 
-std::string random_of(std::size_t bytes, double token_bytes, std::uint64_t seed) {
-  return "random:capacity=" + std::to_string(equal_tokens(bytes, token_bytes)) +
+std::string random_of(std::size_t bytes, double token_bytes, int block, std::uint64_t seed) {
+  return "random:capacity=" + std::to_string(equal_tokens(bytes, token_bytes, block)) +
          ",seed=" + std::to_string(seed);
 }
 

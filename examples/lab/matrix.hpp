@@ -67,8 +67,8 @@ engine::result<std::vector<matrix_group>> run_matrix(const lab_options& options,
                                                      result_store& store);
 
 /// The control's policy text for a policy that holds `bytes`, where one token of the full cache takes
-/// `token_bytes`.
-std::string window_of(std::size_t bytes, double token_bytes);
-std::string random_of(std::size_t bytes, double token_bytes, std::uint64_t seed);
+/// `token_bytes`. Blocks of `block` tokens are whole: the nearest number of them.
+std::string window_of(std::size_t bytes, double token_bytes, int block);
+std::string random_of(std::size_t bytes, double token_bytes, int block, std::uint64_t seed);
 
 }  // namespace lab

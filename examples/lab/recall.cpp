@@ -110,7 +110,7 @@ class recall_run {
   result<retention> policy_of(const std::string& policy, const std::string& control) const {
     chosen oracle;
     if (control != "oracle") return parse_lab_policy(policy);
-    if (std::sscanf(policy.c_str(), "oracle:%d", &oracle.capacity) != 1)
+    if (std::sscanf(policy.c_str(), "oracle:capacity=%d", &oracle.capacity) != 1)
       return engine::cannot_run("bad_value", "oracle", policy);
     oracle.count = static_cast<std::int32_t>(text_.asked.size());
     oracle.positions = text_.asked.data();
@@ -219,11 +219,13 @@ result<std::vector<recall_row>> run_recall(const recall_options& o) {
     rows.push_back(*row);
     if (!control.empty() || row->bytes_held >= row->bytes_full) continue;
     std::vector<std::pair<std::string, std::string>> beside = {
-        {window_of(row->bytes_held, token_bytes), "window"}};
+        {window_of(row->bytes_held, token_bytes, o.common.block_size), "window"}};
     for (int seed = 1; seed <= o.random_seeds; ++seed)
-      beside.emplace_back(random_of(row->bytes_held, token_bytes, o.seed + static_cast<std::uint64_t>(seed)),
+      beside.emplace_back(random_of(row->bytes_held, token_bytes, o.common.block_size,
+                                    o.seed + static_cast<std::uint64_t>(seed)),
                           "random");
-    beside.emplace_back("oracle" + beside.front().first.substr(std::string("window").size()), "oracle");
+    beside.emplace_back("oracle:capacity" + beside.front().first.substr(std::string("window:window").size()),
+                        "oracle");
     // Policies of equal bytes share their controls.
     std::erase_if(beside, [&](const auto& one) {
       return std::find(wanted.begin(), wanted.end(), one) != wanted.end();

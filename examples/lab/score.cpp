@@ -18,11 +18,17 @@ std::span<const float> row_at(const std::vector<float>& rows, std::size_t row, i
   return std::span<const float>(rows).subspan(row * width, width);
 }
 
-double sum_nll(const continuation& option, const std::vector<float>& rows, int vocabulary) {
+// -log p of what the row should predict.
+double negative_log(const continuation& option, const option_rows& rows, std::size_t index, std::size_t row,
+                    int vocabulary) {
+  return rows.sums[index][row] -
+         double{row_at(rows.logits[index], row, vocabulary)[static_cast<std::size_t>(option.targets[row])]};
+}
+
+double sum_nll(const continuation& option, const option_rows& rows, std::size_t index, int vocabulary) {
   double sum = 0;
   for (std::size_t row = 0; row < option.targets.size(); ++row) {
-    if (option.targets[row] != unscored)
-      sum += negative_log(row_at(rows, row, vocabulary), option.targets[row]);
+    if (option.targets[row] != unscored) sum += negative_log(option, rows, index, row, vocabulary);
   }
   return sum;
 }
@@ -37,13 +43,18 @@ std::vector<std::size_t> compared_rows(const continuation& option) {
   return out;
 }
 
-void compare_with_full(const trial& t, const continuation& right, const std::vector<float>& rows,
-                       const std::vector<float>& full, int vocabulary, trial_score& out) {
+void compare_with_full(const trial& t, const continuation& right, const option_rows& rows,
+                       const option_rows& full, bench& where, trial_score& out) {
   const auto here = compared_rows(right);
   const auto there = compared_rows(t.options[t.right]);
-  for (std::size_t i = 0; i < here.size() && i < there.size(); ++i) {
-    const row_difference d =
-        compare_rows(row_at(full, there[i], vocabulary), row_at(rows, here[i], vocabulary));
+  std::vector<row_difference> all(std::min(here.size(), there.size()));
+  const int width = where.vocabulary();
+  where.each(static_cast<int>(all.size()), [&](int index) {
+    const auto i = static_cast<std::size_t>(index);
+    all[i] = compare_rows(row_at(full.logits[t.right], there[i], width), full.sums[t.right][there[i]],
+                          row_at(rows.logits[t.right], here[i], width), rows.sums[t.right][here[i]]);
+  });
+  for (const row_difference& d : all) {
     out.kl.push_back(d.kl);
     out.top1.push_back(d.top1 ? 1 : 0);
     out.top5.push_back(d.top5);
@@ -52,23 +63,24 @@ void compare_with_full(const trial& t, const continuation& right, const std::vec
 
 }  // namespace
 
-trial_score score_rows(const trial& t, std::span<const continuation> options, const reference_rows& rows,
-                       const reference_rows* full, int vocabulary) {
+trial_score score_rows(const trial& t, std::span<const continuation> options, const option_rows& rows,
+                       const option_rows* full, bench& where) {
+  const int vocabulary = where.vocabulary();
   trial_score out;
   out.trial = t.name;
   std::vector<double> sums;
-  for (std::size_t i = 0; i < options.size(); ++i) sums.push_back(sum_nll(options[i], rows[i], vocabulary));
+  for (std::size_t i = 0; i < options.size(); ++i) sums.push_back(sum_nll(options[i], rows, i, vocabulary));
   const continuation& right = options[t.right];
   for (std::size_t row = 0; row < right.targets.size(); ++row) {
     if (right.targets[row] == unscored) continue;
-    const auto logits = row_at(rows[t.right], row, vocabulary);
+    const auto logits = row_at(rows.logits[t.right], row, vocabulary);
     ++out.tokens;
     const bool is_right = engine::greedy(logits) == right.targets[row];
     out.tokens_right += is_right ? 1 : 0;
     out.right.push_back(is_right ? 1 : 0);
-    out.nll.push_back(negative_log(logits, right.targets[row]));
+    out.nll.push_back(negative_log(right, rows, t.right, row, vocabulary));
   }
-  if (full != nullptr) compare_with_full(t, right, rows[t.right], (*full)[t.right], vocabulary, out);
+  if (full != nullptr) compare_with_full(t, right, rows, *full, where, out);
   const auto best = static_cast<std::size_t>(std::min_element(sums.begin(), sums.end()) - sums.begin());
   out.correct = options.size() > 1 ? best == t.right : out.tokens > 0 && out.tokens_right == out.tokens;
   return out;
@@ -82,8 +94,10 @@ int trial_run::max_tokens() const {
 }
 
 // Each option goes on from the same state.
-engine::result<reference_rows> trial_run::feed_options(subject& held, std::span<const continuation> options) {
-  reference_rows out(options.size());
+engine::result<option_rows> trial_run::feed_options(subject& held, std::span<const continuation> options) {
+  option_rows out;
+  out.logits.resize(options.size());
+  out.sums.resize(options.size());
   for (std::size_t i = 0; i < options.size(); ++i) {
     const bool last = i + 1 == options.size();
     std::unique_ptr<subject> copy;
@@ -92,7 +106,12 @@ engine::result<reference_rows> trial_run::feed_options(subject& held, std::span<
       if (!forked) return forked.error();
       copy = std::move(*forked);
     }
-    if (auto s = (last ? held : *copy).feed(options[i].feed, &out[i]); !s) return s.error();
+    if (auto s = (last ? held : *copy).feed(options[i].feed, &out.logits[i]); !s) return s.error();
+    out.sums[i].resize(options[i].feed.size());
+    bench_.each(static_cast<int>(out.sums[i].size()), [&](int row) {
+      const auto at = static_cast<std::size_t>(row);
+      out.sums[i][at] = engine::log_sum_exp(row_at(out.logits[i], at, bench_.vocabulary()));
+    });
   }
   return out;
 }
@@ -106,12 +125,12 @@ engine::result<trial_score> trial_run::go_on(subject& held) {
   sizes.values_held = held.values_held();
   auto rows = feed_options(held, trial_.options);
   if (!rows) return rows.error();
-  const reference_rows* got = &*rows;
-  if (full_rows_.empty()) {  // the first one is the full cache
+  const option_rows* got = &*rows;
+  if (full_rows_.logits.empty()) {  // the first one is the full cache
     full_rows_ = std::move(*rows);
     got = &full_rows_;
   }
-  trial_score out = score_rows(trial_, trial_.options, *got, &full_rows_, bench_.vocabulary());
+  trial_score out = score_rows(trial_, trial_.options, *got, &full_rows_, bench_);
   out.bytes_held = sizes.bytes_held;
   out.bytes_full = sizes.bytes_full;
   out.bytes_state = sizes.bytes_state;
@@ -134,7 +153,7 @@ engine::result<trial_score> trial_run::none() {
   if (!opened) return opened.error();
   const auto rows = feed_options(**opened, trial_.without_context);
   if (!rows) return rows.error();
-  trial_score out = score_rows(trial_, trial_.without_context, *rows, &full_rows_, bench_.vocabulary());
+  trial_score out = score_rows(trial_, trial_.without_context, *rows, &full_rows_, bench_);
   out.bytes_full = prefilled_->bytes_full();
   return out;
 }

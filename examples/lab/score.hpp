@@ -7,6 +7,7 @@
 //                 └────fork──> compress ──> feed ──> rows      every one-shot policy
 //   context ──> stream policy ──> feed ──> rows                in force from the first token: its own run
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -51,6 +52,12 @@ class bench {
   virtual std::size_t values_per_token() const = 0;
   /// Bytes of one token in the full cache.
   virtual std::size_t bytes_per_token() const = 0;
+  /// Tokens of a block: what is held is held in these.
+  virtual int block_tokens() const { return 1; }
+  /// Calls body(0) ... body(n - 1), in any order, perhaps at the same time.
+  virtual void each(int n, const std::function<void(int)>& body) {
+    for (int i = 0; i < n; ++i) body(i);
+  }
   /// An empty text. Fails: usage, naming the key, for a policy that is no good.
   virtual engine::result<std::unique_ptr<subject>> open(const std::string& policy, mode how,
                                                         int max_tokens) = 0;
@@ -73,12 +80,15 @@ struct trial_score {
   std::size_t values_held = 0;
 };
 
-/// Rows of the full cache for each option of a trial: [option][row][vocabulary].
-using reference_rows = std::vector<std::vector<float>>;
+/// Rows for each option of a trial: [option][row][vocabulary].
+struct option_rows {
+  std::vector<std::vector<float>> logits;
+  std::vector<std::vector<double>> sums;  ///< [option][row] log-sum-exp
+};
 
 /// Scores options whose rows are known. `full`: rows to compare with, or null.
-trial_score score_rows(const trial& t, std::span<const continuation> options, const reference_rows& rows,
-                       const reference_rows* full, int vocabulary);
+trial_score score_rows(const trial& t, std::span<const continuation> options, const option_rows& rows,
+                       const option_rows* full, bench& where);
 
 /// Puts one trial to configurations, one after the other.
 class trial_run {
@@ -93,14 +103,14 @@ class trial_run {
   engine::result<trial_score> policy(const std::string& text, mode how);
 
  private:
-  engine::result<reference_rows> feed_options(subject& held, std::span<const continuation> options);
+  engine::result<option_rows> feed_options(subject& held, std::span<const continuation> options);
   engine::result<trial_score> go_on(subject& held);
   int max_tokens() const;
 
   bench& bench_;
   const trial& trial_;
   std::unique_ptr<subject> prefilled_;  ///< full cache, holds the context
-  reference_rows full_rows_;
+  option_rows full_rows_;
 };
 
 }  // namespace lab

@@ -33,6 +33,10 @@ class session_bench : public bench {
   std::size_t bytes_per_token() const override {
     return values_per_token() * (options_.type == "f32" ? 4 : 2);
   }
+  int block_tokens() const override { return options_.block_size; }
+  void each(int n, const std::function<void(int)>& body) override {
+    parts_.pool.parallel_for(n, [&](int i, int) { body(i); });
+  }
   engine::result<std::unique_ptr<subject>> open(const std::string& policy, mode how, int max_tokens) override;
 
  private:

@@ -10,6 +10,24 @@
 
 namespace lab {
 
+namespace {
+
+// In order; ties go to the lower token. One look at most logits: few are among the largest so far.
+std::vector<engine::token_id> five_largest(std::span<const float> logits) {
+  constexpr std::size_t most = 5;
+  std::vector<engine::token_id> out;
+  const auto at = [&](engine::token_id id) { return logits[static_cast<std::size_t>(id)]; };
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (out.size() == most && !(logits[i] > at(out.back()))) continue;
+    if (out.size() == most) out.pop_back();
+    const auto smaller = [&](engine::token_id id) { return at(id) < logits[i]; };
+    out.insert(std::find_if(out.begin(), out.end(), smaller), static_cast<engine::token_id>(i));
+  }
+  return out;
+}
+
+}  // namespace
+
 interval wilson(int successes, int trials) {
   if (trials == 0) return {0, 0, 1};
   constexpr double z = 1.959963984540054;
@@ -58,26 +76,24 @@ interval bootstrap_mean(std::span<const double> values, std::size_t run, std::ui
 }
 
 row_difference compare_rows(std::span<const float> full, std::span<const float> other) {
-  const double sum_full = engine::log_sum_exp(full);
-  const double sum_other = engine::log_sum_exp(other);
+  return compare_rows(full, engine::log_sum_exp(full), other, engine::log_sum_exp(other));
+}
+
+row_difference compare_rows(std::span<const float> full, double sum_full, std::span<const float> other,
+                            double sum_other) {
   row_difference out;
   for (std::size_t i = 0; i < full.size(); ++i) {
     const double log_p = full[i] - sum_full;
     out.kl += std::exp(log_p) * (log_p - (other[i] - sum_other));
   }
   out.kl = std::max(out.kl, 0.0);
-  const auto a = engine::largest(full, 5);
-  const auto b = engine::largest(other, 5);
-  out.top1 = a.front().first == b.front().first;
-  for (const auto& [id, logit] : a) {
-    const auto same = [id = id](const auto& candidate) { return candidate.first == id; };
-    if (std::any_of(b.begin(), b.end(), same)) out.top5 += 1.0 / static_cast<double>(a.size());
+  const auto a = five_largest(full);
+  const auto b = five_largest(other);
+  out.top1 = a.front() == b.front();
+  for (const engine::token_id id : a) {
+    if (std::find(b.begin(), b.end(), id) != b.end()) out.top5 += 1.0 / static_cast<double>(a.size());
   }
   return out;
-}
-
-double negative_log(std::span<const float> logits, engine::token_id target) {
-  return engine::log_sum_exp(logits) - double(logits[static_cast<std::size_t>(target)]);
 }
 
 }  // namespace lab

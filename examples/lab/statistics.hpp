@@ -40,7 +40,8 @@ struct row_difference {
 
 row_difference compare_rows(std::span<const float> full, std::span<const float> other);
 
-/// -log p(target).
-double negative_log(std::span<const float> logits, engine::token_id target);
+/// The same with the rows' log-sum-exps, which whoever compares many rows knows.
+row_difference compare_rows(std::span<const float> full, double sum_full, std::span<const float> other,
+                            double sum_other);
 
 }  // namespace lab

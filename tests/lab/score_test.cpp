@@ -131,10 +131,12 @@ TEST_CASE("a comparison is paired and says what it cannot tell") {
 }
 
 TEST_CASE("controls hold as many bytes as the policy they stand beside") {
-  CHECK(window_of(500, 10) == "window:50");
-  CHECK(window_of(509, 10) == "window:50");
-  CHECK(window_of(3, 10) == "window:1");
-  CHECK(random_of(500, 10, 7) == "random:capacity=50,seed=7");
+  CHECK(window_of(500, 10, 1) == "window:window=50");
+  CHECK(window_of(3, 10, 1) == "window:window=1");
+  CHECK(window_of(640, 10, 16) == "window:window=64");
+  CHECK(window_of(700, 10, 16) == "window:window=64");  // 4.4 blocks
+  CHECK(window_of(730, 10, 16) == "window:window=80");
+  CHECK(random_of(500, 10, 1, 7) == "random:capacity=50,seed=7");
 }
 
 TEST_CASE("a score survives its document") {
