@@ -20,7 +20,7 @@ std::size_t session::state::index(int layer, int kv_head) const {
 
 std::int64_t session::state::tokens_held() const {
   std::int64_t n = 0;
-  for (const auto& p : positions) n += static_cast<std::int64_t>(p.size());
+  for (const head_slots& h : tokens) n += h.size();
   return n;
 }
 
@@ -54,11 +54,7 @@ result<session> session::create(llama_model& model, session_cache& cache, const 
   if (!opened) return to_error(opened.error());
   s->whole = std::move(*opened);
   s->reused = s->position = s->whole.reused();
-  s->positions.resize(static_cast<std::size_t>(parts.head_count()));
-  for (auto& p : s->positions) {
-    p.resize(static_cast<std::size_t>(s->reused));
-    std::iota(p.begin(), p.end(), 0);
-  }
+  s->tokens.assign(static_cast<std::size_t>(parts.head_count()), head_slots(s->reused));
   s->seen =
       attention_observer(parts.config.shape, policy.policy.needs(), policy.policy.watch(), options.remember);
   s->slot = static_cast<int>(free - parts.by_slot.begin());
@@ -82,7 +78,7 @@ result<session> session::fork() const {
   s->cache = from.cache;
   s->what = from.what;
   s->options = from.options;
-  s->positions = from.positions;
+  s->tokens = from.tokens;
   s->position = from.position;
   s->reused = from.reused;
   s->seen = from.seen;
@@ -125,6 +121,7 @@ result<session> session::fork_as(const kvcache::retention& policy, drop_mode mod
 }
 
 result<int> session::commit(std::span<const token_id> text) {
+  if (dropped() > 0) return 0;
   const auto done =
       state_->whole.commit(text.first(std::min(text.size(), static_cast<std::size_t>(state_->position))));
   if (!done) return state_->split() ? result<int>(0) : result<int>(to_error(done.error()));
@@ -136,14 +133,12 @@ int session::position() const {
 }
 
 int session::dropped() const {
-  const std::int64_t all =
-      std::int64_t{state_->position} * static_cast<std::int64_t>(state_->positions.size());
-  return static_cast<int>((all - state_->tokens_held()) /
-                          static_cast<std::int64_t>(state_->positions.size()));
+  const std::int64_t all = std::int64_t{state_->position} * static_cast<std::int64_t>(state_->tokens.size());
+  return static_cast<int>((all - state_->tokens_held()) / static_cast<std::int64_t>(state_->tokens.size()));
 }
 
 std::span<const int> session::kept(int layer, int kv_head) const {
-  return state_->positions[state_->index(layer, kv_head)];
+  return state_->tokens[state_->index(layer, kv_head)].positions();
 }
 
 std::size_t session::values_kept() const {

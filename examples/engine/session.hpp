@@ -42,6 +42,9 @@ struct session_options {
   bool remember = false;
   /// Drops also where that gives no block back: beside a fork, or a few tokens.
   bool at_a_loss = true;
+  /// Where a plan says drop_form::overwrite, the next token takes the slot of the one that went. If not, what
+  /// stays is gathered: the same tokens stay, in order of the text, and sums are rounded in another order.
+  bool in_place = true;
 };
 
 /// Where the sessions' keys and values lie. Must outlive its sessions.
@@ -106,7 +109,7 @@ class session {
   int position() const;
   /// Tokens that left, on average over the heads, rounded down.
   int dropped() const;
-  /// Text positions that a kv head holds, ascending; slot i of the head is element i.
+  /// Text positions that a kv head holds, ascending.
   std::span<const int> kept(int layer, int kv_head) const;
   /// Tokens held by all heads of all layers together, times 2 x head_dim: what is stored of K and V.
   std::size_t values_kept() const;

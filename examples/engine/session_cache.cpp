@@ -76,15 +76,35 @@ void session_cache::parts::run_commands(std::span<const kvc_keep> keeps) {
   whole.end_step();
 }
 
-status session_cache::parts::extend(state& s, int tokens, bool draft) {
-  if (!s.split()) {
-    // A step that was refused after an earlier extend left room behind; only what is missing is asked for.
-    const int room = s.whole.held() - static_cast<int>(s.positions[0].size());
-    const auto got = s.whole.extend(std::max(0, tokens - room), draft);
-    return got ? status() : to_error(got.error());
+// A slot that a token left is taken first. Its block must be this text's own; that the cache counts the token
+// as dropped waits until the newcomer is final.
+status session_cache::parts::extend_whole(state& s, int tokens, bool draft) {
+  s.overwrites = s.tokens[0].vacant();
+  if (s.overwrites) {
+    const keep_plan all{.form = drop_form::overwrite, .keep = s.whole.held()};
+    auto own = s.whole.retain(all, 0);
+    if (!own && own.error().code == kvcache::errc::busy) {
+      run_commands();  // copies of other texts
+      own = s.whole.retain(all, 0);
+    }
+    if (!own) return to_error(own.error());
   }
+  // A step that was refused after an earlier extend left room behind; only what is missing is asked for.
+  const int room = s.whole.held() - s.slots();
+  const auto got = s.whole.extend(std::max(0, tokens - (s.overwrites ? 1 : 0) - room), draft);
+  return got ? status() : to_error(got.error());
+}
+
+void session_cache::parts::count_overwritten(state& s) {
+  if (!s.overwrites) return;
+  s.overwrites = false;
+  require(s.whole.retain({.form = drop_form::overwrite, .keep = s.whole.held()}, 1).error());
+}
+
+status session_cache::parts::extend(state& s, int tokens, bool draft) {
+  if (!s.split()) return extend_whole(s, tokens, draft);
   for (std::size_t h = 0; h < s.heads.size(); ++h) {
-    const int room = s.heads[h].held() - static_cast<int>(s.positions[h].size());
+    const int room = s.heads[h].held() - s.tokens[h].slots();
     auto got = s.heads[h].extend(std::max(0, tokens - room), draft);
     if (!got && got.error().code == kvcache::errc::busy) {
       run_split_commands();  // copies on write of many heads

@@ -15,6 +15,11 @@ status session_cache::parts::drop(state& s, bool prefill_end) {
   if (plan.form == drop_form::whole_blocks) return cut(s, plan);
   auto kept = choose(s, plan);
   if (!kept) return kept.error();
+  if (takes_over(s, plan)) {
+    vacate(s, *kept);
+    return {};
+  }
+  for (std::size_t h = 0; h < kept->size(); ++h) (*kept)[h] = s.tokens[h].slots_of((*kept)[h]);
   const auto as_many = [&](const auto& list) { return list.size() == kept->front().size(); };
   status done;
   if (s.split()) {
@@ -28,35 +33,58 @@ status session_cache::parts::drop(state& s, bool prefill_end) {
   for (int layer = 0; layer < config.shape.layers; ++layer) {
     for (int h = 0; h < config.shape.kv_heads; ++h) {
       const auto& list = (*kept)[s.index(layer, h)];
-      auto& positions = s.positions[s.index(layer, h)];
-      for (std::size_t t = 0; t < list.size(); ++t)
-        positions[t] = positions[static_cast<std::size_t>(list[t])];
-      positions.resize(list.size());
+      s.tokens[s.index(layer, h)].gather(list);
       s.seen.gather(layer, h, list);
     }
   }
   return {};
 }
 
+// Whether the token that goes leaves its slot to the next one. Only where all heads lose one, and nothing
+// that was seen depends on the order of slots.
+bool session_cache::parts::takes_over(const state& s, const keep_plan& plan) const {
+  using kvcache::observe;
+  const observe needs = s.what.policy.needs();
+  const bool any_order =
+      needs == observe::nothing || needs == observe::column_sums || needs == observe::last_row;
+  return plan.form == drop_form::overwrite && s.options.in_place && any_order && !s.options.remember &&
+         !s.split() && s.what.budget.scope == kvcache::budget_scope::uniform && !s.tokens[0].vacant() &&
+         plan.keep == s.tokens[0].size() - 1;
+}
+
+// kept: ranks, all but one.
+void session_cache::parts::vacate(state& s, const std::vector<std::vector<std::int32_t>>& kept) {
+  for (int layer = 0; layer < config.shape.layers; ++layer) {
+    for (int h = 0; h < config.shape.kv_heads; ++h) {
+      const auto& list = kept[s.index(layer, h)];
+      int rank = 0;
+      while (rank < static_cast<int>(list.size()) && list[static_cast<std::size_t>(rank)] == rank) ++rank;
+      s.seen.renew(layer, h, s.tokens[s.index(layer, h)].vacate(rank));
+    }
+  }
+}
+
 status session_cache::parts::cut(state& s, const keep_plan& plan) {
   if (s.split()) return cannot_run("unsupported", "policy", "whole blocks of heads of different lengths");
-  const int drop = static_cast<int>(s.positions[0].size()) - plan.keep;
+  if (!s.tokens[0].ordered()) return cannot_run("unsupported", "policy", "whole blocks of slots in no order");
+  const int drop = s.slots() - plan.keep;
   if (auto done = s.whole.retain(plan, 0, s.options.at_a_loss); !done) return to_error(done.error());
   run_commands();
-  for (auto& p : s.positions) p.erase(p.begin() + plan.sinks, p.begin() + plan.sinks + drop);
+  for (head_slots& head : s.tokens) head.erase(plan.sinks, drop);
   return {};
 }
 
-// Keep-lists [layers * kv_heads].
+// Ranks that stay, [layers * kv_heads]: protection and ties go by the order of the text, not of slots.
 result<std::vector<std::vector<std::int32_t>>> session_cache::parts::choose(state& s, const keep_plan& plan) {
-  const auto score = scores(s);
+  auto score = scores(s);
   if (!score) return score.error();
-  std::vector<std::vector<std::int32_t>> pinned(s.positions.size());
-  std::vector<kvcache::head_scores> all(s.positions.size());
+  std::vector<std::vector<std::int32_t>> pinned(s.tokens.size());
+  std::vector<kvcache::head_scores> all(s.tokens.size());
   std::size_t slots = 0;
   std::size_t longest = 0;
   for (std::size_t h = 0; h < all.size(); ++h) {
-    const auto& positions = s.positions[h];
+    const auto positions = s.tokens[h].positions();
+    (*score)[h] = s.tokens[h].by_rank((*score)[h]);
     for (const int p : s.options.pinned) {
       const auto at = std::lower_bound(positions.begin(), positions.end(), p);
       if (at != positions.end() && *at == p)
@@ -80,7 +108,7 @@ result<std::vector<std::vector<std::int32_t>>> session_cache::parts::choose(stat
   const auto divided =
       kvcache::divide_budget(rule, all, heads_per_layer, plan.keep, {ranking, scratch, list}, counts);
   if (!divided) return to_error(divided);
-  std::vector<std::vector<std::int32_t>> kept(s.positions.size());
+  std::vector<std::vector<std::int32_t>> kept(s.tokens.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const auto n = kvcache::select_slots(all[i].scores, all[i].safe, counts[i], scratch, list);
     if (!n) return to_error(n.error());
@@ -92,6 +120,7 @@ result<std::vector<std::vector<std::int32_t>>> session_cache::parts::choose(stat
 status session_cache::parts::gather_whole(state& s, const keep_plan& plan,
                                           const std::vector<std::vector<std::int32_t>>& kept) {
   keep_plan exact = plan;
+  exact.form = drop_form::gather;
   exact.keep = static_cast<std::int32_t>(kept.front().size());
   exact.sinks = exact.recent = 0;  // said by the lists
   if (auto done = s.whole.retain(exact, 0, s.options.at_a_loss); !done) return to_error(done.error());

@@ -42,6 +42,7 @@ result<std::vector<float>> session::feed(std::span<const token_id> tokens, obser
                                        wanted_rows, *s.cache, step);
         !done)
       return done.error();
+    s.cache->count_overwritten(s);
     s.position += rows;
     logits.insert(logits.end(), step.begin(), step.end());
     tokens = tokens.subspan(static_cast<std::size_t>(rows));
@@ -87,13 +88,16 @@ status session::accept(int n) {
   state& s = *state_;
   if (!s.drafting || n < 0 || n > s.drafted) return bad_input("bad_value", "accept", std::to_string(n));
   if (!s.split()) {
-    if (auto done = s.whole.accept(n); !done) return to_error(done);
+    // The first token may have taken a slot that the cache counts anew only now.
+    if (auto done = s.whole.accept(std::max(0, n - (s.overwrites ? 1 : 0))); !done) return to_error(done);
+    if (n > 0) s.cache->count_overwritten(s);
+    s.overwrites = false;
   }
   for (auto& head : s.heads) {
     if (auto done = head.accept(n); !done) return to_error(done);
   }
   const auto gone = static_cast<std::size_t>(s.drafted - n);
-  for (auto& p : s.positions) p.resize(p.size() - gone);
+  for (head_slots& head : s.tokens) head.take_back(static_cast<int>(gone));
   std::vector<int> positions(static_cast<std::size_t>(n));
   std::iota(positions.begin(), positions.end(), s.position);
   for (int layer = 0; n > 0 && s.seen.active() && layer < s.cache->config.shape.layers; ++layer) {
@@ -125,6 +129,7 @@ status session::advance(std::span<session* const> sessions, std::span<const toke
     return done;
   for (session* one : sessions) {
     state& s = *one->state_;
+    s.cache->count_overwritten(s);
     ++s.position;
     if (s.options.mode != drop_mode::stream) continue;
     if (status done = s.cache->drop(s, false); !done) return done;

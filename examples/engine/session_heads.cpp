@@ -66,15 +66,13 @@ void session_cache::parts::attend_split(int layer, const stretch& part, const fl
   const std::size_t total = static_cast<std::size_t>(part.rows) * kv_heads;
   std::vector<float> q_rows(total * group * dim), k_rows(total * dim), v_rows(total * dim);
   std::vector<float> o_rows(total * group * dim), lse_rows(total * group);
-  std::vector<const kvcache::sequence*> tables;
-  std::vector<int> held, rows, text, origin;  // origin: row * kv_heads + head
+  std::vector<reading> tables;
+  std::vector<int> text, origin;  // origin: row * kv_heads + head
   int row = part.row;
   for (std::size_t i = part.first; i < part.first + part.count; ++i) {
     const state& s = *by_slot[static_cast<std::size_t>(segments_[i].slot)];
     for (int h = 0; h < config.shape.kv_heads; ++h) {
-      tables.push_back(&s.heads[s.index(layer, h)]);
-      held.push_back(static_cast<int>(s.positions[s.index(layer, h)].size()));
-      rows.push_back(segments_[i].rows);
+      tables.push_back({&s.heads[s.index(layer, h)], &s.tokens[s.index(layer, h)], segments_[i].rows});
       for (int r = 0; r < segments_[i].rows; ++r) {
         origin.push_back((row + r) * config.shape.kv_heads + h);
         text.push_back(positions_[static_cast<std::size_t>(row + r)]);
@@ -88,8 +86,8 @@ void session_cache::parts::attend_split(int layer, const stretch& part, const fl
     std::copy_n(k + from * dim, dim, k_rows.data() + j * dim);
     std::copy_n(v + from * dim, dim, v_rows.data() + j * dim);
   }
-  attend_heads(tables, held, rows, q_rows.data(), k_rows.data(), v_rows.data(), o_rows.data(),
-               lse_rows.data(), head_planes.layer(0), head_attention, static_cast<int>(group), 1, text);
+  attend_heads(tables, q_rows.data(), k_rows.data(), v_rows.data(), o_rows.data(), lse_rows.data(),
+               head_planes.layer(0), head_attention, static_cast<int>(group), 1, text);
   for (std::size_t j = 0; j < total; ++j) {
     const auto to = static_cast<std::size_t>(origin[j]);
     std::copy_n(o_rows.data() + j * group * dim, group * dim, out + to * group * dim);
@@ -102,14 +100,14 @@ status session_cache::parts::gather_heads(state& s, const std::vector<std::vecto
   const int block = config.block_size;
   std::int64_t fresh = 0;
   for (std::size_t h = 0; h < kept.size(); ++h) {
-    if (kept[h].size() == s.positions[h].size()) continue;
+    if (static_cast<int>(kept[h].size()) == s.tokens[h].slots()) continue;
     const auto columns = static_cast<std::size_t>(kvcache::ceil_div(static_cast<int>(kept[h].size()), block));
     for (const kvcache::block_id b : s.heads[h].table().first(columns)) fresh += heads->pool().immutable(b);
   }
   if (fresh > heads->pool().free_blocks())
     return cannot_run("out_of_blocks", "blocks", std::to_string(fresh));
   for (std::size_t h = 0; h < kept.size(); ++h) {
-    if (kept[h].size() == s.positions[h].size()) continue;
+    if (static_cast<int>(kept[h].size()) == s.tokens[h].slots()) continue;
     keep_plan exact;
     exact.form = drop_form::gather;
     exact.keep = static_cast<std::int32_t>(kept[h].size());

@@ -36,7 +36,7 @@ layer_keys session_cache::parts::keys_of(const state& s, int layer) {
   out.with = s.split() ? &head_observing : &whole_observing;
   out.executor = &executor;
   for (int h = 0; h < config.shape.kv_heads; ++h) {
-    out.positions.push_back(s.positions[s.index(layer, h)]);
+    out.positions.push_back(s.tokens[s.index(layer, h)].by_slot());
     if (h > 0 && !s.split()) continue;
     const auto ids = (s.split() ? s.heads[s.index(layer, h)] : s.whole).table();
     out.tables.emplace_back(ids.size());
@@ -49,7 +49,7 @@ std::vector<float> session_cache::parts::value_norms(const state& s, int layer, 
   const kvcache::sequence& table = s.split() ? s.heads[s.index(layer, kv_head)] : s.whole;
   const kvc_kv& kv = s.split() ? head_planes.layer(0) : whole_planes.layer(layer);
   const int head = s.split() ? 0 : kv_head;
-  std::vector<float> norms(s.positions[s.index(layer, kv_head)].size());
+  std::vector<float> norms(static_cast<std::size_t>(s.tokens[s.index(layer, kv_head)].slots()));
   for (std::size_t t = 0; t < norms.size(); ++t) {
     const kvcache::block_id block = table.table()[t / static_cast<std::size_t>(config.block_size)];
     const std::byte* value = cell(kv.v, block, head, static_cast<int>(t) % config.block_size);
@@ -63,10 +63,12 @@ std::vector<float> session_cache::parts::value_norms(const state& s, int layer, 
   return norms;
 }
 
-// [layers * kv_heads][slots]; heads that must keep the same tokens have the same scores.
+// [layers * kv_heads][slots], in order of the slots; heads that must keep the same tokens have the same
+// scores.
 result<std::vector<std::vector<float>>> session_cache::parts::scores(state& s) {
-  std::vector<std::vector<float>> out(s.positions.size());
-  for (std::size_t h = 0; h < out.size(); ++h) out[h].assign(s.positions[h].size(), 0.0f);
+  std::vector<std::vector<float>> out(s.tokens.size());
+  for (std::size_t h = 0; h < out.size(); ++h)
+    out[h].assign(static_cast<std::size_t>(s.tokens[h].slots()), 0.0f);
   if (!s.what.policy.scores()) return out;
   const auto kv_heads = static_cast<std::size_t>(config.shape.kv_heads);
   for (int layer = 0; layer < config.shape.layers; ++layer) {

@@ -10,6 +10,13 @@
 //   session_observe.cpp  what a policy sees: keys read back, queries shown, scores
 //   session_drop.cpp     a drop: who stays, and the table that all heads share
 //   session_heads.cpp    a table per head: how a text comes to them, attends through them, drops from them
+//   head_slots.hpp       which tokens a head holds, and in which slots
+//
+// Two forms of dropping. A gather moves what stays together: slots keep the order of the text. Where a single
+// token goes in every step, the next one takes its slot (drop_form::overwrite): slots are then in no order,
+// so whatever depends on it goes by rank: protection, ties, kept(). Attention needs no order: the one row of
+// a step sees all slots, and rows behind it lie behind it. What an observer adds up per slot needs none
+// either, if every query saw all slots (takes_over()).
 
 #include <cstdint>
 #include <optional>
@@ -17,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "head_slots.hpp"
 #include "kvcache/attend/data_plane.hpp"
 #include "kvcache/attend/host_planes.hpp"
 #include "kvcache/attend/rope.hpp"
@@ -36,10 +44,11 @@ struct session::state {
   session_options options;
   int slot = -1;
 
-  kvcache::sequence whole;                  // one table for all heads
-  std::vector<kvcache::sequence> heads;     // [layers * kv_heads] a table each, or none
-  std::vector<std::vector<int>> positions;  // [layers * kv_heads][slots]
-  int position = 0;                         // tokens computed
+  kvcache::sequence whole;               // one table for all heads
+  std::vector<kvcache::sequence> heads;  // [layers * kv_heads] a table each, or none
+  std::vector<head_slots> tokens;        // [layers * kv_heads] who lies where
+  bool overwrites = false;               // the step under way takes slots of tokens that went
+  int position = 0;                      // tokens computed
   int reused = 0;
   attention_observer seen;
 
@@ -55,9 +64,9 @@ struct session::state {
   bool split() const { return !heads.empty(); }
   std::size_t index(int layer, int kv_head) const;
   std::int64_t tokens_held() const;
-  int mean_held() const {
-    return static_cast<int>(tokens_held() / static_cast<std::int64_t>(positions.size()));
-  }
+  int mean_held() const { return static_cast<int>(tokens_held() / static_cast<std::int64_t>(tokens.size())); }
+  // Slots of the table that all heads share, a vacant one included.
+  int slots() const { return tokens[0].slots(); }
 };
 
 /// The cache: memory, steps and drops of all texts.
@@ -76,12 +85,16 @@ struct session_cache::parts final : kv_backend {
   layer_keys keys_of(const state& s, int layer);
   std::vector<float> value_norms(const state& s, int layer, int kv_head) const;
   status extend(state& s, int tokens, bool draft);
+  status extend_whole(state& s, int tokens, bool draft);
+  void count_overwritten(state& s);
   void run_commands(std::span<const kvc_keep> keeps = {});
   void run_split_commands(std::span<const kvc_keep> keeps = {});
 
   // Dropping.
   status drop(state& s, bool prefill_end);
   status cut(state& s, const keep_plan& plan);
+  bool takes_over(const state& s, const keep_plan& plan) const;
+  void vacate(state& s, const std::vector<std::vector<std::int32_t>>& kept);
   result<std::vector<std::vector<float>>> scores(state& s);
   result<std::vector<std::vector<std::int32_t>>> choose(state& s, const keep_plan& plan);
   status gather_whole(state& s, const keep_plan& plan, const std::vector<std::vector<std::int32_t>>& kept);
@@ -114,10 +127,16 @@ struct session_cache::parts final : kv_backend {
   status plan_step();
   void attend_whole(int layer, const stretch& part, const float* k, const float* v, float* out);
   void attend_split(int layer, const stretch& part, const float* k, const float* v, float* out);
-  void attend_heads(const std::vector<const kvcache::sequence*>& tables, std::span<const int> held,
-                    std::span<const int> rows, const float* q, const float* k, const float* v, float* out,
-                    float* lse2, const kvc_kv& kv, kvcache::attention& with, int query_heads, int kv_heads,
-                    std::span<const int> text_positions);
+  // A table that is read, and the heads that share it; `rows` of the step belong to it.
+  struct reading {
+    const kvcache::sequence* table;
+    const head_slots* heads;  // [kv_heads]
+    int rows;
+  };
+  void attend_heads(std::span<const reading> tables, const float* q, const float* k, const float* v,
+                    float* out, float* lse2, const kvc_kv& kv, kvcache::attention& with, int query_heads,
+                    int kv_heads, std::span<const int> text_positions);
+  void write_head_slots(const reading& of, int kv_heads, std::span<std::int64_t> out) const;
   void observe(int layer);
 
   std::vector<step_segment> segments_;

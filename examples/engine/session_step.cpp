@@ -26,9 +26,8 @@ status session_cache::parts::begin_step(std::span<const step_segment> segments) 
   if (status s = plan_step(); !s) return s;
   for (const step_segment& segment : segments) {
     state& s = *by_slot[static_cast<std::size_t>(segment.slot)];
-    for (auto& of_head : s.positions) {
-      for (int row = 0; row < segment.rows; ++row)
-        of_head.push_back(static_cast<int>(segment.position) + row);
+    for (head_slots& head : s.tokens) {
+      for (int row = 0; row < segment.rows; ++row) head.add(static_cast<int>(segment.position) + row);
     }
   }
   run_commands();
@@ -58,34 +57,49 @@ status session_cache::parts::plan_step() {
               n * config.shape.kv_heads, rows, config.max_tokens);
 }
 
+// out: [rows][kv_heads]
+void session_cache::parts::write_head_slots(const reading& of, int kv_heads,
+                                            std::span<std::int64_t> out) const {
+  const auto ids = of.table->table();
+  const int block = config.block_size;
+  std::size_t at = 0;
+  for (int row = 0; row < of.rows; ++row) {
+    for (int h = 0; h < kv_heads; ++h) {
+      const int slot = of.heads[h].slot_of(of.heads[h].size() - of.rows + row);
+      out[at++] =
+          std::int64_t{kvcache::raw(ids[static_cast<std::size_t>(slot / block)])} * block + slot % block;
+    }
+  }
+}
+
 // Appends and attends for any number of tables that lie in the same planes. Rows of one table lie behind each
 // other; queries are rotated.
-void session_cache::parts::attend_heads(const std::vector<const kvcache::sequence*>& tables,
-                                        std::span<const int> held, std::span<const int> rows, const float* q,
-                                        const float* k, const float* v, float* out, float* lse2,
-                                        const kvc_kv& kv, kvcache::attention& with, int query_heads,
-                                        int kv_heads, std::span<const int> text_positions) {
+void session_cache::parts::attend_heads(std::span<const reading> tables, const float* q, const float* k,
+                                        const float* v, float* out, float* lse2, const kvc_kv& kv,
+                                        kvcache::attention& with, int query_heads, int kv_heads,
+                                        std::span<const int> text_positions) {
   std::size_t columns = 0;
-  for (const kvcache::sequence* s : tables) columns = std::max(columns, s->table().size());
+  for (const reading& r : tables) columns = std::max(columns, r.table->table().size());
   std::vector<std::int32_t> table(tables.size() * columns);
-  std::vector<std::int32_t> starts(1, 0);
-  std::vector<std::int32_t> slot_positions;
-  std::vector<std::int64_t> slots(text_positions.size());
+  std::vector<std::int32_t> starts(1, 0), held, slot_positions;
+  std::vector<std::int64_t> slots(text_positions.size() * static_cast<std::size_t>(kv_heads));
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    const auto ids = tables[i]->table();
-    const int first = held[i] - rows[i];
-    require(kvcache::write_row(ids, -1, std::span(table).subspan(i * columns, columns)));
-    require(kvcache::write_slots(ids, config.block_size, first,
-                                 std::span(slots).subspan(static_cast<std::size_t>(starts.back()),
-                                                          static_cast<std::size_t>(rows[i]))));
-    for (int row = 0; row < rows[i]; ++row) slot_positions.push_back(first + row);
-    starts.push_back(starts.back() + rows[i]);
+    const reading& r = tables[i];
+    require(kvcache::write_row(r.table->table(), -1, std::span(table).subspan(i * columns, columns)));
+    write_head_slots(r, kv_heads,
+                     std::span(slots).subspan(static_cast<std::size_t>(starts.back() * kv_heads)));
+    // A row sees all slots that were in use before the step or are filled up to itself: the first one may
+    // lie anywhere among them, those behind it lie behind them. So the mask needs no text positions.
+    held.push_back(r.heads[0].slots());
+    for (int row = 0; row < r.rows; ++row) slot_positions.push_back(held.back() - r.rows + row);
+    starts.push_back(starts.back() + r.rows);
   }
   const auto dense = [&](const float* data, int n) {
     return kvcache::dense_rows(data, kvcache::element::f32, n, config.shape.head_dim);
   };
-  require(kvcache::append(kv, dense(k, kv_heads), dense(v, kv_heads), slots,
-                          {.rope = &rope.view(), .positions = text_positions, .executor = &executor}));
+  require(kvcache::append(
+      kv, dense(k, kv_heads), dense(v, kv_heads), slots,
+      {.rope = &rope.view(), .positions = text_positions, .executor = &executor, .slots_per_head = true}));
   kvc_batch batch{};
   batch.struct_size = sizeof batch;
   batch.n = static_cast<std::int32_t>(tables.size());
@@ -93,7 +107,6 @@ void session_cache::parts::attend_heads(const std::vector<const kvcache::sequenc
   batch.table = table.data();
   batch.kv_len = held.data();
   batch.q_start = starts.data();
-  // Slots keep the order of the text, so the mask needs no text positions.
   batch.q_pos = slot_positions.data();
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.shape.head_dim));
   require(with.run(kv, batch, dense(q, query_heads), kvcache::causal_softmax(scale),
@@ -103,20 +116,16 @@ void session_cache::parts::attend_heads(const std::vector<const kvcache::sequenc
 
 void session_cache::parts::attend_whole(int layer, const stretch& part, const float* k, const float* v,
                                         float* out) {
-  std::vector<const kvcache::sequence*> tables;
-  std::vector<int> held;
-  std::vector<int> rows;
+  std::vector<reading> tables;
   for (std::size_t i = part.first; i < part.first + part.count; ++i) {
     const state& s = *by_slot[static_cast<std::size_t>(segments_[i].slot)];
-    tables.push_back(&s.whole);
-    held.push_back(static_cast<int>(s.positions[0].size()));
-    rows.push_back(segments_[i].rows);
+    tables.push_back({&s.whole, &s.tokens[s.index(layer, 0)], segments_[i].rows});
   }
   const auto row = static_cast<std::size_t>(part.row);
   const auto dim = static_cast<std::size_t>(config.shape.head_dim);
   const std::size_t q_at = row * static_cast<std::size_t>(config.shape.query_heads) * dim;
   const std::size_t k_at = row * static_cast<std::size_t>(config.shape.kv_heads) * dim;
-  attend_heads(tables, held, rows, rotated_.data() + q_at, k + k_at, v + k_at, out + q_at,
+  attend_heads(tables, rotated_.data() + q_at, k + k_at, v + k_at, out + q_at,
                lse2_.data() + row * static_cast<std::size_t>(config.shape.query_heads),
                whole_planes.layer(layer), whole_attention, config.shape.query_heads, config.shape.kv_heads,
                std::span(positions_).subspan(row, static_cast<std::size_t>(part.rows)));

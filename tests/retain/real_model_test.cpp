@@ -81,6 +81,33 @@ TEST_CASE("on the real model dropping is masking, for every policy", "[sample]")
   }
 }
 
+TEST_CASE("on the real model taking over slots is masking at every step, and keeps what a gather keeps",
+          "[sample]") {
+  llama_model& model = *real_model().model;
+  const kv_shape& shape = model.shape().kv;
+  const auto text = tokens_of_text(0, 60);
+  for (const char* p :
+       {"h2o:heavy=12,recent=12", "tova:24", "streaming_llm:sinks=4,window=20,positions=text"}) {
+    CAPTURE(p);
+    const auto cache = cache_of(model, real_model().pool, 16, 128);
+    session s = begin(model, *cache, p, {.mode = drop_mode::stream});
+    session moved = begin(model, *cache, p, {.mode = drop_mode::stream, .in_place = false});
+    masked_reference oracle(shape);
+    int turned = 0;
+    double off = 0;
+    const auto step = [&](std::span<const token_id> tokens) {
+      off = std::max(off, largest_difference(feed(s, tokens), oracle.feed(model, tokens)));
+      feed(moved, tokens);
+      CHECK(kept_of(s, shape) == kept_of(moved, shape));
+      follow(oracle, s, shape, 0, turned);
+    };
+    step(std::span(text).first(24));
+    for (std::size_t i = 24; i < text.size(); ++i) step({&text[i], 1});
+    CHECK(s.dropped() == 36);
+    CHECK(off < 1e-4);
+  }
+}
+
 TEST_CASE("what a policy costs on running text is what was measured elsewhere", "[model]") {
   llama_model& model = *real_model().model;
   const auto vocabulary = static_cast<std::size_t>(model.shape().vocabulary);

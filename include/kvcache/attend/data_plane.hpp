@@ -67,18 +67,23 @@ struct append_options {
   const kvc_rope* rope = nullptr;          ///< rotates K before it is rounded and stored
   std::span<const int32_t> positions{};    ///< text position of each row, needed with rope
   const kvc_executor* executor = nullptr;  ///< null: the calling thread
+  bool slots_per_head = false;             ///< slots are [rows][kv_heads]: each head writes elsewhere
 };
 
 /// Stores one K and one V row per entry of `slots` (block id * block + offset, -1 = skip). Where V aliases K
 /// pass an empty kvc_rows for v. Fails: bad_argument or unsupported with the field; then nothing is stored.
 inline status append(const kvc_kv& kv, const kvc_rows& k, const kvc_rows& v, std::span<const int64_t> slots,
                      const append_options& options = {}) noexcept {
-  if (options.rope != nullptr && options.positions.size() != slots.size()) {
+  const size_t each = options.slots_per_head ? static_cast<size_t>(std::max(kv.kv_heads, 1)) : 1;
+  const size_t rows = slots.size() / each;
+  if (slots.size() % each != 0) return {errc::bad_argument, "slot", static_cast<int64_t>(slots.size())};
+  if (options.rope != nullptr && options.positions.size() != rows) {
     return {errc::bad_argument, "pos", static_cast<int64_t>(options.positions.size())};
   }
   kvc_append a{};
   a.struct_size = sizeof a;
-  a.rows = static_cast<int32_t>(slots.size());
+  a.rows = static_cast<int32_t>(rows);
+  a.slot_head_stride = options.slots_per_head ? 1 : 0;
   a.k = k;
   a.v = v;
   a.slot = slots.data();

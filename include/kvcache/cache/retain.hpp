@@ -5,8 +5,8 @@
 // a text position, and nothing of the sequence is indexed any more.
 //
 //   gather        | a | b | c | d |  ──>  | a'| b'|     own blocks are filled anew, shared ones are replaced
-//   whole_blocks  | s | x | x | w |  ──>  | s'| w |     s' = s turned by the positions dropped; a copy if shared
-//   overwrite     | a | b | c | d |  ──>  same table    all its own; the next token takes a slot of one of them
+//   whole_blocks  | s | x | x | w |  ──>  | s'| w |     s' = s turned by what was dropped, copied if shared
+//   overwrite     | a | b | c | d |  ──>  same table    all its own; the next token takes a slot
 //
 // Blocks for copies: what whole_blocks gives back may serve at once, since nothing reads it any more. What a
 // gather gives back may not: it lies behind what is filled and is read until the end, and which of its slots

@@ -19,8 +19,11 @@ namespace kvcache {
 enum class drop_form : uint8_t {
   nothing,       ///< all stay
   whole_blocks,  ///< the blocks behind the sinks are given back; nothing moves but the sinks' angles
-  overwrite,     ///< the next token takes the slot of one that goes; no block changes hands
-  gather,        ///< those that stay are moved together, each kv head its own
+  /// The next token takes the slot of one that goes, per kv head another: nothing moves and no block changes
+  /// hands. Slots are then in no order of the text, so only for scores that judge each slot by itself, from
+  /// weights of queries that saw all of them: column sums and the last row.
+  overwrite,
+  gather,  ///< those that stay are moved together, each kv head its own
 };
 
 /// What a plan is made from, in tokens.

@@ -31,7 +31,7 @@ struct h2o {
 
   /// To heavy + recent tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return keep_at_most(n, heavy + recent, 0, recent, every);
+    return keep_at_most(n, heavy + recent, 0, recent, every, drop_form::overwrite);
   }
   /// All of the prompt: each of its queries counts.
   constexpr int32_t must_recompute() const noexcept { return std::numeric_limits<int32_t>::max(); }

@@ -70,13 +70,14 @@ constexpr void add_group(const observation& o, std::span<float> out) noexcept {
 }
 
 /// The plan of a policy with a capacity: down to `keep` tokens as soon as `every` more are held, or at the
-/// end of the prompt, with the first `sinks` and the last `recent` among them as far as they fit.
+/// end of the prompt, with the first `sinks` and the last `recent` among them as far as they fit. `one` = how
+/// a single token leaves while decoding: drop_form::overwrite for a policy that allows it.
 constexpr keep_plan keep_at_most(const retain_lengths& n, int32_t keep, int32_t sinks, int32_t recent,
-                                 int32_t every) noexcept {
+                                 int32_t every, drop_form one = drop_form::gather) noexcept {
   if (keep < 1 || n.held <= keep) return {};
   if (!n.prefill_end && n.held - keep < every) return {};
   keep_plan p;
-  p.form = drop_form::gather;
+  p.form = !n.prefill_end && n.held - keep == 1 ? one : drop_form::gather;
   p.keep = keep;
   p.sinks = sinks < keep ? sinks : keep;
   p.recent = recent < keep - p.sinks ? recent : keep - p.sinks;

@@ -23,7 +23,7 @@ struct sliding_window {
 
   /// All but the last ones go.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return keep_at_most(n, window, 0, window, 1);
+    return keep_at_most(n, window, 0, window, 1, drop_form::overwrite);
   }
   /// The last token: its logits are wanted.
   constexpr int32_t must_recompute() const noexcept { return 1; }

@@ -35,7 +35,9 @@ struct streaming_llm {
 
   /// The blocks between sinks and window, or the tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    if (positions == text_positions) return keep_at_most(n, sinks + window, sinks, window, 1);
+    if (positions == text_positions) {
+      return keep_at_most(n, sinks + window, sinks, window, 1, drop_form::overwrite);
+    }
     keep_plan p;
     const int32_t first = (sinks + n.unit - 1) / n.unit * n.unit;
     const int32_t drop = (n.held - first - window) / n.unit * n.unit;

@@ -30,7 +30,7 @@ struct tova {
 
   /// To `capacity` tokens.
   constexpr keep_plan plan(const retain_lengths& n) const noexcept {
-    return keep_at_most(n, capacity, 0, 0, every);
+    return keep_at_most(n, capacity, 0, 0, every, drop_form::overwrite);
   }
   /// The last token.
   constexpr int32_t must_recompute() const noexcept { return 1; }
