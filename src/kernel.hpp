@@ -98,18 +98,24 @@ struct tile_range {
   int64_t first = 0, last = 0;
 };
 
-/// Rows whose scores of one tile become weights and are added up, one after the other.
+/// Rows whose scores of a tile become weights and are added up, one after the other, for each of some heads;
+/// the same for tiles that lie behind it, if any.
 struct fold_rows {
   int32_t kind = 0;  ///< KVC_SCORE_*
-  int32_t rows = 0;
-  const float* scores = nullptr;  ///< [tile_keys] of the first row
-  int64_t score_stride = 0;       ///< elements from row to row
-  const float* lse2 = nullptr;
-  int64_t lse_stride = 0;
-  const float* least = nullptr;  ///< smallest weight that is a hit, null for other kinds
-  int64_t least_stride = 0;
-  const uint64_t* counted = nullptr;  ///< keys a row adds to
-  int64_t counted_stride = 0;
+  int32_t heads = 0, rows = 0;
+  int64_t tiles = 1;
+  const float* scores = nullptr;  ///< [tile_keys] of the first head and row
+  int64_t score_head_stride = 0;  ///< elements from head to head
+  int64_t score_row_stride = 0;   ///< and from row to row, as for the others
+  const float* lse2 = nullptr;    ///< heads behind each other
+  int64_t lse_row_stride = 0;
+  const float* least = nullptr;  ///< [rows] smallest weight that is a hit, null for other kinds
+  int64_t least_row_stride = 0;
+  const uint64_t* counted = nullptr;  ///< [rows] keys that a row adds to
+  int64_t counted_row_stride = 0;
+  float* sum = nullptr;  ///< [tile_keys] of the first head
+  int64_t sum_head_stride = 0;
+  bool ahead = false;  ///< scores and sums go on behind these, and are not in caches
 };
 
 /// An attention kernel. All functions are pure in their arguments.
@@ -122,8 +128,8 @@ struct kernel {
   /// Scores of one tile for all rows of the item into scratch.weights [states][tile_keys], capped, those of
   /// unseen keys anything; fills scratch.seen and returns its union, 0 = nothing was computed.
   uint64_t (*score)(const attend_item&, const attend_scratch&, int64_t tile_index) = nullptr;
-  /// sum [tile_keys] += weight 2^min(score - lse2, 0) of the counted keys, or its square, or 1 for a hit.
-  void (*fold)(const fold_rows&, float* sum) = nullptr;
+  /// sum += weight 2^min(score - lse2, 0) of the counted keys, or its square, or 1 for a hit.
+  void (*fold)(const fold_rows&) = nullptr;
 };
 
 /// Kernel of a target, null if this build or machine does not have it. KVC_TARGET_BEST picks the widest.

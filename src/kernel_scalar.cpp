@@ -105,17 +105,25 @@ uint64_t score_tile(const attend_item& item, const attend_scratch& s, int64_t in
   return any;
 }
 
-void fold(const fold_rows& r, float* sum) noexcept {
-  for (int32_t row = 0; row < r.rows; ++row) {
-    const float* scores = r.scores + row * r.score_stride;
-    const float lse = r.lse2[row * r.lse_stride];
-    for (uint64_t rest = r.counted[row * r.counted_stride]; rest != 0; rest &= rest - 1) {
-      const int32_t j = std::countr_zero(rest);
-      const float x = scores[j] - lse;
-      const float w = exp2_weight(0.0f < x ? 0.0f : x);
-      if (r.kind == KVC_SCORE_WEIGHT) sum[j] += w;
-      if (r.kind == KVC_SCORE_SQUARE) sum[j] += w * w;
-      if (r.kind == KVC_SCORE_HIT) sum[j] += w >= r.least[row * r.least_stride] ? 1.0f : 0.0f;
+void fold_row(const fold_rows& r, int32_t head, int32_t row) noexcept {
+  const float* scores = r.scores + head * r.score_head_stride + row * r.score_row_stride;
+  const float lse = r.lse2[head + row * r.lse_row_stride];
+  float* sum = r.sum + head * r.sum_head_stride;
+  for (uint64_t rest = r.counted[row * r.counted_row_stride]; rest != 0; rest &= rest - 1) {
+    const int32_t j = std::countr_zero(rest);
+    const float x = scores[j] - lse;
+    const float w = exp2_weight(0.0f < x ? 0.0f : x);
+    if (r.kind == KVC_SCORE_WEIGHT) sum[j] += w;
+    if (r.kind == KVC_SCORE_SQUARE) sum[j] += w * w;
+    if (r.kind == KVC_SCORE_HIT) sum[j] += w >= r.least[row * r.least_row_stride] ? 1.0f : 0.0f;
+  }
+}
+
+void fold(const fold_rows& all) noexcept {
+  fold_rows r = all;
+  for (int64_t tile = 0; tile < all.tiles; ++tile, r.scores += tile_keys, r.sum += tile_keys) {
+    for (int32_t head = 0; head < r.heads; ++head) {
+      for (int32_t row = 0; row < r.rows; ++row) fold_row(r, head, row);
     }
   }
 }

@@ -25,7 +25,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 
-void fold(const fold_rows&, float*);  // score_simd.cpp
+void fold(const fold_rows&);  // score_simd.cpp
 
 constexpr int32_t max_rows = 6;                         ///< rows of a register block where there are many
 constexpr int32_t only_rows = registers >= 16 ? 8 : 6;  ///< where one block can hold all rows of an item
@@ -672,12 +672,13 @@ void score_heads(const tile_work& t) {
   }
 }
 
-/// Hands out scores of `n` states as they stand, as far as the tile has slots.
+/// Hands out scores of `n` states of one row, or of heads of one row, as they stand, as far as the tile has
+/// slots.
 void keep_scores(const tile_work& t, int64_t first, int64_t n) {
-  const int64_t slots = t.item.slots_in(t.now.first);
-  for (int64_t i = first; i < first + n; ++i) {
-    float* to = score_row(*t.item.out, t.item.row_of(i), t.item.q_head_of(i)) + t.now.first;
-    const float* from = t.scratch.weights + i * tile_keys;
+  const int64_t slots = t.item.slots_in(t.now.first), stride = t.item.out->key_score_head_stride;
+  float* to = score_row(*t.item.out, t.item.row_of(first), t.item.q_head_of(first)) + t.now.first;
+  const float* from = t.scratch.weights + first * tile_keys;
+  for (int64_t i = 0; i < n; ++i, to += stride, from += tile_keys) {
     if (slots < tile_keys) {
       std::memcpy(to, from, static_cast<size_t>(slots) * sizeof(float));
     } else {

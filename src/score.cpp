@@ -47,79 +47,86 @@ struct score_job : attend_call {
   }
 };
 
-/// The rows of a tile that one head of an item adds, as far as they do not depend on the query head.
+/// A tile of one kv head of an item.
 struct tile_rows {
   const attend_item& item;
   const attend_scratch& scratch;
   int64_t first;  ///< slot
   int32_t head;   ///< within the item
+
+  int64_t kv_head() const noexcept { return item.head + head; }
+  int64_t q_head() const noexcept { return kv_head() * item.group; }
+  int64_t slots() const noexcept { return item.slots_in(first); }
 };
 
-/// Scores of a query head's row in the tile: where attend left them, or in scratch.
-const float* scores_of(const score_job& job, const tile_rows& t, int64_t row, int64_t q_head,
-                       int64_t state) noexcept {
+/// Scores [rows][group][tile_keys] of the tile: computed just now, or where attend left them.
+void find_scores(const score_job& job, const tile_rows& t, fold_rows& r) noexcept {
   const kvc_score& s = job.score;
-  float* own = t.scratch.weights + state * tile_keys;
-  if (s.key_score == nullptr) return own;
-  const float* stored = s.key_score + row * s.key_score_stride + q_head * s.key_score_head_stride + t.first;
-  if (t.item.slots_in(t.first) == tile_keys) return stored;
-  std::copy_n(stored, t.item.slots_in(t.first), own);  // what lies behind a row is not read
-  return own;
-}
-
-/// Adds `rows` neighbouring rows of one query head, or of a group's heads one after the other, to a tile.
-void fold_some(const score_job& job, const tile_rows& t, fold_rows& r, int64_t sum_head) noexcept {
-  float* sum = job.sum(t.item, sum_head) + t.first;
-  const int64_t slots = t.item.slots_in(t.first);
-  if (slots == tile_keys) return job.body.fold(r, sum);
-  float own[tile_keys] = {};
-  std::copy_n(sum, slots, own);
-  job.body.fold(r, own);
-  std::copy_n(own, slots, sum);
-}
-
-/// A query head after the other, each with all its rows: its sums stay in registers.
-void fold_by_head(const score_job& job, const tile_rows& t, const fold_rows& of_head) noexcept {
   const attend_item& item = t.item;
-  for (int64_t g = 0; g < item.group; ++g) {
-    const int64_t state = t.head * item.per_head() + g, q_head = item.q_head_of(state);
-    fold_rows r = of_head;
-    r.rows = item.rows;
-    r.lse2 = job.lse2(item.first_row, q_head);
-    r.lse_stride = job.lse_stride();
-    r.counted = t.scratch.counted;
-    r.counted_stride = 1;
-    r.score_stride = job.score.key_score != nullptr ? job.score.key_score_stride : item.group * tile_keys;
-    const bool copied = job.score.key_score != nullptr && item.slots_in(t.first) != tile_keys;
-    if (copied) r.score_stride = item.group * tile_keys;
-    for (int64_t row = 0; row < (copied ? item.rows : 1); ++row) {
-      const float* at = scores_of(job, t, item.first_row + row, q_head, state + row * item.group);
-      if (row == 0) r.scores = at;
+  float* own = t.scratch.weights + t.head * item.per_head() * tile_keys;
+  r.scores = own;
+  r.score_head_stride = tile_keys;
+  r.score_row_stride = item.group * tile_keys;
+  if (s.key_score == nullptr) return;
+  const float* stored =
+      s.key_score + item.first_row * s.key_score_stride + t.q_head() * s.key_score_head_stride + t.first;
+  if (t.slots() == tile_keys) {
+    r.scores = stored;
+    r.score_head_stride = s.key_score_head_stride;
+    r.score_row_stride = s.key_score_stride;
+    return;
+  }
+  for (int64_t row = 0; row < item.rows; ++row) {  // what lies behind a row is not read
+    for (int64_t g = 0; g < item.group; ++g, own += tile_keys) {
+      std::copy_n(stored + row * s.key_score_stride + g * s.key_score_head_stride, t.slots(), own);
     }
-    fold_some(job, t, r, q_head);
   }
 }
 
-/// A row after the other, each with all heads of its group.
-void fold_by_row(const score_job& job, const tile_rows& t, const fold_rows& of_head) noexcept {
+/// Folds into the sums from `sum` on, whose last tile may be short.
+void fold_into(const score_job& job, const tile_rows& t, fold_rows& r, float* sum, int64_t stride) noexcept {
+  r.sum = sum;
+  r.sum_head_stride = stride;
+  if (t.slots() == tile_keys) return job.body.fold(r);
+  fold_rows one = r;
+  one.heads = 1;
+  for (int32_t head = 0; head < r.heads; ++head, sum += stride) {
+    float own[tile_keys] = {};
+    std::copy_n(sum, t.slots(), own);
+    one.sum = own;
+    one.scores = r.scores + head * r.score_head_stride;
+    one.lse2 = r.lse2 + head;
+    job.body.fold(one);
+    std::copy_n(own, t.slots(), sum);
+  }
+}
+
+/// Adds the rows of the item to a tile of one kv head: a query head after the other, each with all its rows,
+/// or a row after the other, each with all query heads.
+void fold_tile(const score_job& job, const tile_rows& t, fold_rows r) noexcept {
   const attend_item& item = t.item;
+  find_scores(job, t, r);
+  r.lse2 = job.lse2(item.first_row, t.q_head());
+  r.lse_row_stride = job.lse_stride();
+  r.counted = t.scratch.counted;
+  if (job.score.grouped == 0) {
+    r.heads = item.group;
+    r.rows = item.rows;
+    r.counted_row_stride = 1;
+    return fold_into(job, t, r, job.sum(item, t.q_head()) + t.first, job.score.sum_head_stride);
+  }
+  fold_rows of_row = r;
+  of_row.heads = 1;
+  of_row.rows = item.group;
+  of_row.score_row_stride = r.score_head_stride;
+  of_row.lse_row_stride = 1;
+  of_row.least_row_stride = 0;
   for (int64_t row = 0; row < item.rows; ++row) {
-    if (t.scratch.counted[row] == 0) continue;
-    const int64_t state = t.head * item.per_head() + row * item.group;
-    fold_rows r = of_head;
-    r.rows = item.group;
-    r.lse2 = job.lse2(item.first_row + row, item.q_head_of(state));
-    r.lse_stride = 1;
-    r.least += r.least != nullptr ? row * of_head.least_stride : 0;
-    r.least_stride = 0;
-    r.counted = t.scratch.counted + row;
-    const bool stored = job.score.key_score != nullptr && item.slots_in(t.first) == tile_keys;
-    r.score_stride = stored ? job.score.key_score_head_stride : tile_keys;
-    for (int64_t g = 0; g < (stored ? 1 : item.group); ++g) {
-      const float* at = scores_of(job, t, item.first_row + row, item.q_head_of(state + g), state + g);
-      if (g == 0) r.scores = at;
-    }
-    fold_some(job, t, r, item.head + t.head);
+    if (*of_row.counted != 0) fold_into(job, t, of_row, job.sum(item, t.kv_head()) + t.first, 0);
+    of_row.scores += r.score_row_stride;
+    of_row.lse2 += r.lse_row_stride;
+    of_row.least += r.least != nullptr ? r.least_row_stride : 0;
+    ++of_row.counted;
   }
 }
 
@@ -147,27 +154,68 @@ tile_range counted_tiles(const score_job& job, const attend_item& item, int64_t 
   return visible_tiles(item, first, std::min(last, most));
 }
 
+/// End of the tiles from `first` on, at most `last`, all of whose keys all rows add to, for all heads.
+int64_t end_of_whole(const score_job& job, const attend_item& item, int64_t first, int64_t last) noexcept {
+  const kvc_softmax& s = job.softmax;
+  if (s.window > 0 || (s.causal != 0 && job.batch.k_pos != nullptr)) return first;
+  int64_t slots = item.kv_len;
+  for (int64_t row = item.first_row; row < item.first_row + item.rows; ++row) {
+    if (s.causal != 0) slots = std::min<int64_t>(slots, int64_t{job.batch.q_pos[row]} + 1);
+    for (int32_t h = item.head; job.score.upto != nullptr && h < item.head + item.heads; ++h) {
+      slots = std::min<int64_t>(slots, job.upto(row, h, item));
+    }
+  }
+  const kvc_batch& b = job.batch;
+  for (int64_t slot = first * tile_keys; slot < slots; slot += job.kv.block - slot % job.kv.block) {
+    const bool open = slot >= item.sealed;
+    const int32_t* ids =
+        open ? b.open_table + item.sequence * b.open_stride : b.table + item.sequence * b.table_stride;
+    if (ids[slot / job.kv.block] < 0) slots = slot;
+  }
+  return std::clamp(slots / tile_keys, first, last);
+}
+
+fold_rows rows_of(const score_job& job, const attend_item& item, int32_t head) noexcept {
+  fold_rows r;
+  r.kind = job.score.kind;
+  r.ahead = job.score.key_score != nullptr;
+  if (r.kind != KVC_SCORE_HIT) return r;
+  r.least = job.score.least + item.first_row * job.plan.kv_heads + item.head + head;
+  r.least_row_stride = job.plan.kv_heads;
+  return r;
+}
+
+/// Tiles whose scores attend left and to which all rows add.
+void add_whole(const score_job& job, const attend_item& item, const attend_scratch& s, int64_t first,
+               int64_t last) noexcept {
+  std::fill_n(s.counted, item.rows, ~uint64_t{0});
+  for (int32_t h = 0; first < last && h < item.heads; ++h) {
+    fold_rows r = rows_of(job, item, h);
+    r.tiles = last - first;
+    fold_tile(job, {item, s, first * tile_keys, h}, r);
+  }
+}
+
 /// Adds the rows of an item to the slots [first, last).
 void add_rows(const score_job& job, const attend_item& item, const attend_scratch& s, int64_t first,
               int64_t last) noexcept {
-  const tile_range range = counted_tiles(job, item, first, last);
+  tile_range range = counted_tiles(job, item, first, last);
   if (range.first >= range.last) return;
   const bool stored = job.score.key_score != nullptr;
-  if (!stored) job.body.prepare(item, s);
-  fold_rows r;
-  r.kind = job.score.kind;
+  if (stored) {
+    const int64_t whole = end_of_whole(job, item, range.first, range.last);
+    add_whole(job, item, s, range.first, whole);
+    range.first = whole;
+  } else {
+    job.body.prepare(item, s);
+  }
   for (int64_t index = range.first; index < range.last; ++index) {
     tile now;
     if (stored) resolve_tile(item, item.head, index, now);
     if ((stored ? seen_keys(item, now, s.seen) : job.body.score(item, s, index)) == 0) continue;
     for (int32_t h = 0; h < item.heads; ++h) {
       const tile_rows t{item, s, index * tile_keys, h};
-      if (!counted_keys(job, t)) continue;
-      if (job.score.kind == KVC_SCORE_HIT) {
-        r.least = job.score.least + item.first_row * job.plan.kv_heads + item.head + h;
-        r.least_stride = job.plan.kv_heads;
-      }
-      job.score.grouped != 0 ? fold_by_row(job, t, r) : fold_by_head(job, t, r);
+      if (counted_keys(job, t)) fold_tile(job, t, rows_of(job, item, h));
     }
   }
 }

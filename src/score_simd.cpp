@@ -19,7 +19,13 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 
-void fold(const fold_rows&, float*);
+void fold(const fold_rows&);
+
+/// Asks memory for what comes a few tiles after `tile`.
+HWY_INLINE void ask_ahead(const float* tile) {
+  constexpr int32_t tiles = 6;
+  for (int32_t i = 0; i < tile_keys; i += 16) __builtin_prefetch(tile + tiles * tile_keys + i, 0, 3);
+}
 
 /// A vector of what is added: `v` is its place in the tile.
 template <int Kind>
@@ -36,16 +42,19 @@ HWY_INLINE vec_f amount(vec_f score, vec_f lse, vec_f least, uint64_t counted, i
 }
 
 template <int Kind>
-HWY_NOINLINE void fold_kind(const fold_rows& r, float* HWY_RESTRICT to) {
+HWY_INLINE void fold_tile(const fold_rows& r, int32_t head, int64_t first) {
   const tag_f d;
+  float* HWY_RESTRICT to = r.sum + head * r.sum_head_stride + first;
   vec_f sum[key_vectors];
   for (int32_t v = 0; v < key_vectors; ++v) sum[v] = hn::LoadU(d, to + v * lanes);
+  if (r.ahead) ask_ahead(to);
   for (int32_t row = 0; row < r.rows; ++row) {
-    const uint64_t counted = r.counted[row * r.counted_stride];
+    const uint64_t counted = r.counted[row * r.counted_row_stride];
     if (counted == 0) continue;
-    const float* scores = r.scores + row * r.score_stride;
-    const auto lse = hn::Set(d, r.lse2[row * r.lse_stride]);
-    const auto least = hn::Set(d, Kind == KVC_SCORE_HIT ? r.least[row * r.least_stride] : 0.0f);
+    const float* scores = r.scores + head * r.score_head_stride + row * r.score_row_stride + first;
+    if (r.ahead) ask_ahead(scores);
+    const auto lse = hn::Set(d, r.lse2[head + row * r.lse_row_stride]);
+    const auto least = hn::Set(d, Kind == KVC_SCORE_HIT ? r.least[row * r.least_row_stride] : 0.0f);
     for (int32_t v = 0; v < key_vectors; ++v) {
       const auto add = amount<Kind>(hn::LoadU(d, scores + v * lanes), lse, least, counted, v);
       sum[v] = hn::Add(sum[v], add);
@@ -54,10 +63,17 @@ HWY_NOINLINE void fold_kind(const fold_rows& r, float* HWY_RESTRICT to) {
   for (int32_t v = 0; v < key_vectors; ++v) hn::StoreU(sum[v], d, to + v * lanes);
 }
 
-void fold(const fold_rows& r, float* sum) {
-  if (r.kind == KVC_SCORE_WEIGHT) return fold_kind<KVC_SCORE_WEIGHT>(r, sum);
-  if (r.kind == KVC_SCORE_SQUARE) return fold_kind<KVC_SCORE_SQUARE>(r, sum);
-  fold_kind<KVC_SCORE_HIT>(r, sum);
+template <int Kind>
+HWY_NOINLINE void fold_kind(const fold_rows& r) {
+  for (int32_t head = 0; head < r.heads; ++head) {
+    for (int64_t tile = 0; tile < r.tiles; ++tile) fold_tile<Kind>(r, head, tile * tile_keys);
+  }
+}
+
+void fold(const fold_rows& r) {
+  if (r.kind == KVC_SCORE_WEIGHT) return fold_kind<KVC_SCORE_WEIGHT>(r);
+  if (r.kind == KVC_SCORE_SQUARE) return fold_kind<KVC_SCORE_SQUARE>(r);
+  fold_kind<KVC_SCORE_HIT>(r);
 }
 
 #endif
