@@ -64,6 +64,12 @@ struct wish {
   const kvc_executor* executor = nullptr;
 };
 
+/// Planes to read instead of the world's own, null = these.
+const kvc_kv* used = nullptr;
+const kvc_kv& planes_of(const world& w) {
+  return used != nullptr ? *used : w.kv();
+}
+
 struct attended {
   std::vector<float> o, lse, scores;
 };
@@ -71,13 +77,13 @@ struct attended {
 attention plan_for(const world& w, const ragged& r, const wish& k) {
   int32_t most = 1;
   for (size_t i = 1; i < r.starts.size(); ++i) most = std::max(most, r.starts[i] - r.starts[i - 1]);
-  auto made = attention::create(w.kv(), {.q_heads = w.geo.q_heads(),
-                                         .sequences = std::max(r.batch.n, 1),
-                                         .rows = most,
-                                         .slots = r.longest,
-                                         .width = k.width,
-                                         .target = k.target,
-                                         .features = KVC_USE_KEY_SCORE});
+  auto made = attention::create(planes_of(w), {.q_heads = w.geo.q_heads(),
+                                               .sequences = std::max(r.batch.n, 1),
+                                               .rows = most,
+                                               .slots = r.longest,
+                                               .width = k.width,
+                                               .target = k.target,
+                                               .features = KVC_USE_KEY_SCORE});
   REQUIRE(made);
   return std::move(*made);
 }
@@ -102,7 +108,7 @@ attended attend(const world& w, const ragged& r, const kvc_softmax& s, const wis
     out.key_score_head_stride = r.longest;
     out.key_score_stride = int64_t{r.longest} * w.geo.q_heads();
   }
-  const status done = at.run(w.kv(), r.batch, rows_of(w, r.values), s, out, k.executor);
+  const status done = at.run(planes_of(w), r.batch, rows_of(w, r.values), s, out, k.executor);
   if (!done) FAIL("attend: " << to_text(done.code) << " " << done.field << " " << done.value);
   return a;
 }
@@ -122,7 +128,7 @@ void add(const world& w, const ragged& r, const kvc_softmax& s, const wish& k, c
     what.key_score_stride = int64_t{r.longest} * w.geo.q_heads();
   }
   const kvc_rows q = k.stored ? kvc_rows{} : rows_of(w, r.values);
-  const status done = at.score(w.kv(), r.batch, q, s, what, k.executor);
+  const status done = at.score(planes_of(w), r.batch, q, s, what, k.executor);
   if (!done) FAIL("score: " << to_text(done.code) << " " << done.field << " " << done.value);
 }
 
@@ -140,6 +146,11 @@ std::vector<float> sums(const world& w, const ragged& r, const kvc_softmax& s, c
   std::vector<float> sum = fresh_sums(w, r, k);
   add(w, r, s, k, a, sum);
   return sum;
+}
+
+/// Whether a slot of a sequence has a block.
+bool resident(world& w, int32_t sequence, int32_t slot) {
+  return w.row_of_table(static_cast<size_t>(sequence))[slot / w.geo.block] != -1;
 }
 
 bool sees(const kvc_softmax& s, int64_t q, int64_t k) {
@@ -164,8 +175,8 @@ std::vector<double> scores_in_double(const world& w, const query& q, size_t r, i
 }
 
 /// The sums in double, in the layout of `fresh_sums`; infinite where a hit is a matter of rounding.
-std::vector<double> oracle(const world& w, const std::vector<query>& qs, const ragged& r,
-                           const kvc_softmax& s, const wish& k) {
+std::vector<double> oracle(world& w, const std::vector<query>& qs, const ragged& r, const kvc_softmax& s,
+                           const wish& k) {
   const int32_t heads = k.grouped ? w.geo.heads : w.geo.q_heads();
   const std::vector<float> start = fresh_sums(w, r, k);
   std::vector<double> sum(start.begin(), start.end());
@@ -176,13 +187,14 @@ std::vector<double> oracle(const world& w, const std::vector<query>& qs, const r
         const auto score = scores_in_double(w, qs[i], row, h, r.lens[i], s);
         double total = s.sink_logit != nullptr ? std::exp(double{s.sink_logit[h]}) : 0;
         for (int32_t j = 0; j < r.lens[i]; ++j) {
-          if (sees(s, qs[i].positions[row], j)) total += std::exp2(score[static_cast<size_t>(j)]);
+          if (sees(s, qs[i].positions[row], j) && resident(w, qs[i].sequence, j))
+            total += std::exp2(score[static_cast<size_t>(j)]);
         }
         const size_t kv = at * static_cast<size_t>(w.geo.heads) + static_cast<size_t>(h / w.geo.group);
         const int32_t upto = k.upto.empty() ? r.lens[i] : k.upto[kv];
         const int32_t to = static_cast<int32_t>(i) * heads + (k.grouped ? h / w.geo.group : h);
         for (int32_t j = 0; j < upto; ++j) {
-          if (!sees(s, qs[i].positions[row], j)) continue;
+          if (!sees(s, qs[i].positions[row], j) || !resident(w, qs[i].sequence, j)) continue;
           const double weight = std::exp2(score[static_cast<size_t>(j)]) / total;
           double& here = sum[static_cast<size_t>(to * (r.longest + 3) + j)];
           if (k.kind == KVC_SCORE_WEIGHT) here += weight;
@@ -246,6 +258,10 @@ TEST_CASE("sums over rows are double's on random shapes, with the scalar twin's 
     if (random() % 10 == 0) lengths[0] = pick(random, {1023, 1025, 2049});
     world w(g, lengths, static_cast<uint32_t>(random()));
     w.append_all();
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const int32_t columns = ceil_div(lengths[i], g.block);
+      if (columns > 1 && random() % 3 == 0) w.row_of_table(i)[random() % uint32_t(columns - 1)] = -1;
+    }
     kvc_softmax s = causal_softmax(pick(random, {0.125f, 0.3f}));
     s.causal = random() % 4 != 0;
     if (random() % 4 == 0) s.window = pick(random, {1, 16, 65});
@@ -400,6 +416,35 @@ TEST_CASE("a key in an absent block gets nothing, lengths and positions of heads
         }
         CHECK(std::abs(total - 2) < 1e-5);  // two rows
       }
+    }
+  }
+}
+
+TEST_CASE("keys of the open space count like those of sealed blocks", "[score]") {
+  world w({.heads = 2, .group = 2, .block = 16}, {300}, 3);
+  w.append_all();
+  const std::vector<query> qs{w.ask(0, {290, 299})};
+  ragged r(w, qs, {300});
+  for (const int32_t t : targets()) {
+    for (const bool stored : {false, true}) {
+      wish k;
+      k.target = t;
+      k.stored = stored;
+      kvc_kv kv = w.kv();
+      const std::vector<float> closed =
+          sums(w, r, causal_softmax(0.125f), k, attend(w, r, causal_softmax(0.125f), k));
+      const int32_t sealed = 128;
+      kv.open_k = kv.k;
+      kv.open_v = kv.v;
+      kv.open_blocks = kv.blocks;
+      ragged open(w, qs, {300});
+      open.batch.sealed = &sealed;
+      open.batch.open_table = r.table.data();
+      std::fill_n(open.table.begin() + sealed / 16, 10, -1);  // not to be read
+      used = &kv;
+      const attended a = attend(w, open, causal_softmax(0.125f), k);
+      CHECK(same_bits(sums(w, open, causal_softmax(0.125f), k, a), closed));
+      used = nullptr;
     }
   }
 }
