@@ -218,14 +218,17 @@ class world {
   }
 
   /// Double-precision attention of one query; `visible(row, slot)` decides about masks beyond the length.
+  /// `rounding`: what float arithmetic may move each lse by, see lse_rounding.
   template <class Visible>
   void oracle(const query& q, int32_t len, const kvc_softmax& s, element q_type, Visible&& visible,
-              std::vector<double>& o, std::vector<double>& lse) const {
+              std::vector<double>& o, std::vector<double>& lse,
+              std::vector<double>* rounding = nullptr) const {
     const size_t seq = static_cast<size_t>(q.sequence);
     for (size_t r = 0; r < q.positions.size(); ++r) {
       for (int32_t h = 0; h < geo.q_heads(); ++h) {
         std::vector<double> score(static_cast<size_t>(len), -INFINITY);
         double top = s.sink_logit != nullptr ? s.sink_logit[h] : -INFINITY;
+        double reach = 0;  // of a partial sum of a score
         for (int32_t j = 0; j < len; ++j) {
           if (!visible(static_cast<int32_t>(r), j)) continue;
           double sum = 0;
@@ -234,6 +237,7 @@ class world {
                        q.values[(r * size_t(geo.q_heads()) + size_t(h)) * size_t(geo.dim_k) + size_t(d)],
                        q_type)} *
                    key(seq, j, h / geo.group, d);
+            reach = std::max(reach, std::fabs(sum * s.scale));
           }
           sum *= s.scale;
           if (s.soft_cap > 0) sum = s.soft_cap * std::tanh(sum / s.soft_cap);
@@ -251,8 +255,21 @@ class world {
         }
         for (const double x : row) o.push_back(total == 0 ? 0.0 : x / total);
         lse.push_back(total == 0 ? -INFINITY : (top + std::log(total)) / std::log(2.0));
+        if (rounding != nullptr) rounding->push_back(lse_rounding(len, reach, s.soft_cap, lse.back()));
       }
     }
+  }
+
+  /// How far a lse in base 2 may be off after float arithmetic. A score is a chain of dim_k fused
+  /// multiply-adds: each rounds a partial sum, so errors add up like a random walk of dim_k steps of at most
+  /// 2^-24 of the largest of them (Higham, Mary: A New Approach to Probabilistic Rounding Error Analysis,
+  /// 2019, theorem 2.4, with a factor of 2). A lse moves by no more than the score that moves most. The sum
+  /// of `len` weights rounds likewise, the cap by two units of itself, the result by one of its own.
+  double lse_rounding(int32_t len, double reach, double soft_cap, double lse) const {
+    const double unit = 0x1p-24, log2_e = 1 / std::log(2.0);
+    const double score = 2 * std::sqrt(double(geo.dim_k)) * reach * log2_e;
+    const double sum = 2 * std::sqrt(double(std::max(len, 1))) * log2_e;
+    return unit * (score + sum + 2 * soft_cap * log2_e + (std::isfinite(lse) ? std::fabs(lse) : 0));
   }
 
   float key(size_t s, int32_t j, int32_t head, int32_t d) const {
