@@ -440,11 +440,32 @@ TEST_CASE("keys of the open space count like those of sealed blocks", "[score]")
       ragged open(w, qs, {300});
       open.batch.sealed = &sealed;
       open.batch.open_table = r.table.data();
-      std::fill_n(open.table.begin() + sealed / 16, 10, -1);  // not to be read
+      std::fill_n(open.table.begin() + sealed / 16, 11, 0);  // some other block: not to be read
       used = &kv;
       const attended a = attend(w, open, causal_softmax(0.125f), k);
       CHECK(same_bits(sums(w, open, causal_softmax(0.125f), k, a), closed));
+      std::vector<int32_t> gap = r.table;
+      gap[10] = -1;
+      open.batch.open_table = gap.data();
+      const std::vector<float> less =
+          sums(w, open, causal_softmax(0.125f), k, attend(w, open, causal_softmax(0.125f), k));
+      for (int32_t j = 0; j < 300; ++j) CHECK((less[static_cast<size_t>(j)] == 0) == (j / 16 == 10));
       used = nullptr;
     }
+  }
+}
+
+TEST_CASE("a weight is at most 1 whatever lse2 says", "[score]") {
+  world w({.heads = 1, .group = 2, .block = 16}, {70}, 3);
+  w.append_all();
+  const std::vector<query> qs{w.ask(0, {69})};
+  const ragged r(w, qs, {70});
+  for (const int32_t t : targets()) {
+    wish k;
+    k.target = t;
+    attended a = attend(w, r, causal_softmax(0.125f), k);
+    a.lse.assign(a.lse.size(), -200.0f);
+    const std::vector<float> sum = sums(w, r, causal_softmax(0.125f), k, a);
+    for (int32_t j = 0; j < 70; ++j) CHECK(sum[static_cast<size_t>(j)] == 1);
   }
 }
