@@ -98,7 +98,10 @@ int depth_of(int index, int trials) {
 }
 
 prompt_text filler_prompt(const task_request& r, std::uint64_t seed, int depth) {
-  const int sentences = sentences_for(r.length);
+  // The second key takes 35 tokens; turns of a chat make sentences longer and begin with 100 tokens.
+  const int sentences = r.task == "two_keys"     ? sentences_for(r.length - 35)
+                        : r.task == "first_turn" ? std::max(1, (r.length - 100) * 2 / 27)
+                                                 : sentences_for(r.length);
   if (r.task == "passkey") return pass_key(seed, sentences, depth, key_style::chat_sp);
   if (r.task == "two_keys") return two_keys(seed, sentences, depth);
   if (r.task == "first_turn") return first_turn(seed, sentences);
@@ -108,9 +111,9 @@ prompt_text filler_prompt(const task_request& r, std::uint64_t seed, int depth) 
 prompt_text list_prompt(const task_request& r, std::uint64_t seed) {
   const int length = r.length;
   if (r.task == "key_values") return key_values(seed, std::clamp(length / 13, 2, 64), line_style::plain);
-  if (r.task == "word_copy") return word_copy(seed, std::max(2, length * 2 / 3));
-  if (r.task == "edits") return edited_copy(seed, std::max(8, length * 2 / 3), 4);
-  if (r.task == "sums") return running_sums(seed, std::max(4, length / 5));
+  if (r.task == "word_copy") return word_copy(seed, std::max(2, length * 14 / 15));
+  if (r.task == "edits") return edited_copy(seed, std::max(8, length * 6 / 7), 4);
+  if (r.task == "sums") return running_sums(seed, std::max(4, length * 7 / 30));
   return frequent_word(seed, std::max(6, length * 2 / 5));
 }
 
