@@ -121,7 +121,7 @@ kvc_status convert(const kvc_cache_config* in, host_config& out, kvc_error* erro
   KVC_TRY(check_struct(in, KVC_FIELD_CONFIG, error));
   KVC_TRY(need(in->n_groups >= 1 && in->n_groups <= max_groups, KVC_FIELD_GROUPS, error, in->n_groups));
   KVC_TRY(need(in->groups != nullptr, KVC_FIELD_GROUPS, error));
-  KVC_TRY(need(in->reserved == 0, KVC_FIELD_RESERVED, error, in->reserved));
+  KVC_TRY(need(in->max_gathers >= -1, KVC_FIELD_MAX_GATHERS, error, in->max_gathers));
   for (int32_t g = 0; g < in->n_groups; ++g) KVC_TRY(convert_group(in->groups[g], g, out.group[g], error));
   KVC_TRY(convert_policy(in->eviction, out.policy, error));
   const bool accounts = in->account_limits != nullptr;
@@ -136,6 +136,7 @@ kvc_status convert(const kvc_cache_config* in, host_config& out, kvc_error* erro
   if (in->max_scopes != 0) c.max_scopes = in->max_scopes;
   c.max_events = in->max_events;
   c.max_commands = in->max_commands;
+  if (in->max_gathers != 0) c.max_gathers = std::max(in->max_gathers, 0);
   if (accounts) c.account_limits = {in->account_limits, static_cast<size_t>(in->n_accounts)};
   return KVC_OK;
 }
@@ -151,6 +152,7 @@ void describe(const geometry& geo, kvc_geometry& out) noexcept {
   out.max_scopes = geo.max_scopes;
   out.max_events = geo.max_events;
   out.max_commands = geo.max_commands;
+  out.max_gather_ids = geo.max_gather_ids;
   out.memory = geo.memory().count;
   out.bytes_per_token = bytes_per_token(geo).count;
   out.fingerprint = geo.format_fingerprint;
@@ -209,6 +211,17 @@ kvc_status kvc_cache_commands(kvc_cache cache, const kvc_command** commands, int
   KVC_TRY(need(n != nullptr, KVC_FIELD_N, error));
   const auto list = h->cache.commands().view();
   *commands = list.data();
+  *n = static_cast<int32_t>(list.size());
+  return KVC_OK;
+}
+
+kvc_status kvc_cache_gather_ids(kvc_cache cache, const int32_t** ids, int32_t* n, kvc_error* error) {
+  host_cache* h = nullptr;
+  KVC_TRY(find(cache, h, error));
+  KVC_TRY(need(ids != nullptr, KVC_FIELD_IDS, error));
+  KVC_TRY(need(n != nullptr, KVC_FIELD_N, error));
+  const auto list = h->cache.commands().ids();
+  *ids = list.data();
   *n = static_cast<int32_t>(list.size());
   return KVC_OK;
 }

@@ -81,6 +81,20 @@ kvc_sequence keep(host_cache& h, host_sequence&& s) noexcept {
   return {h.id[place]};
 }
 
+kvc_status convert(const kvc_drop* in, keep_plan& out, kvc_error* error) noexcept {
+  KVC_TRY(check_struct(in, KVC_FIELD_PLAN, error));
+  KVC_TRY(need(in->form >= KVC_DROP_NOTHING && in->form <= KVC_DROP_GATHER, KVC_FIELD_PLAN, error, in->form));
+  out = {.form = static_cast<drop_form>(in->form),
+         .keep = in->keep,
+         .sinks = in->sinks,
+         .recent = in->recent,
+         .move_sinks = in->move_sinks != 0};
+  return KVC_OK;
+}
+static_assert(static_cast<int32_t>(drop_form::whole_blocks) == KVC_DROP_WHOLE_BLOCKS &&
+              static_cast<int32_t>(drop_form::overwrite) == KVC_DROP_OVERWRITE &&
+              static_cast<int32_t>(drop_form::gather) == KVC_DROP_GATHER);
+
 kvc_status view_table(kvc_cache cache, kvc_sequence sequence, int32_t group, bool open, const int32_t** ids,
                       int32_t* n, kvc_error* error) noexcept {
   host_cache* h = nullptr;
@@ -180,6 +194,19 @@ kvc_status kvc_commit(kvc_cache cache, kvc_sequence sequence, const int32_t* tex
   return KVC_OK;
 }
 
+kvc_status kvc_retain(kvc_cache cache, kvc_sequence sequence, const kvc_drop* drop, int32_t* dropped,
+                      int32_t* returned, kvc_error* error) {
+  host_sequence* s = nullptr;
+  keep_plan plan;
+  KVC_TRY(find(cache, sequence, s, error));
+  KVC_TRY(convert(drop, plan, error));
+  const result<retained> r = s->retain(plan, drop->overwritten, drop->at_a_loss != 0);
+  if (!r) return fail(error, r.error());
+  if (dropped != nullptr) *dropped = r->dropped;
+  if (returned != nullptr) *returned = r->blocks_returned;
+  return KVC_OK;
+}
+
 kvc_status kvc_fork(kvc_cache cache, kvc_sequence sequence, kvc_sequence* branch, kvc_error* error) {
   host_cache* h = nullptr;
   host_sequence* s = nullptr;
@@ -220,7 +247,8 @@ kvc_status kvc_get_lengths(kvc_cache cache, kvc_sequence sequence, kvc_lengths* 
   KVC_TRY(find(cache, h, error));
   KVC_TRY(find(*h, sequence, s, error));
   KVC_TRY(check_struct(lengths, KVC_FIELD_LENGTHS, error));
-  *lengths = {sizeof *lengths, s->held(), s->accepted(), s->committed(), s->reused(), s->place(), {}};
+  *lengths = {sizeof *lengths, s->held(), s->accepted(), s->committed(), s->reused(),
+              s->place(),      {},        s->dropped(),  s->position()};
   for (int32_t g = 0; g < h->cache.shape().groups; ++g) lengths->sealed[g] = s->sealed(g);
   return KVC_OK;
 }

@@ -70,6 +70,15 @@ TEST_CASE("evict frees what nobody holds, the end of a text first") {
 TEST_CASE("a reset cache cannot be told from a new one") {
   capi_test_reset();
 }
+TEST_CASE("tokens are dropped, counted, and what is left is no prefix of anybody") {
+  capi_test_retain();
+}
+TEST_CASE("a drop that cannot be, or would cost memory, is refused by name and changes nothing") {
+  capi_test_retain_refusals();
+}
+TEST_CASE("a gather keeps the slots that the lists name, per kv head, and an overwritten slot its newcomer") {
+  capi_test_retain_bytes();
+}
 TEST_CASE("a view describes the batch that attend takes") {
   capi_test_view();
 }

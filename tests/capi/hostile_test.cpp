@@ -148,6 +148,7 @@ class attacker {
     c.max_scopes = random_() % 4 == 0 ? within(5) : 0;
     c.max_events = random_() % 2 == 0 ? within(20) : 0;
     c.max_commands = random_() % 4 == 0 ? number() : 0;
+    c.max_gathers = random_() % 4 == 0 ? number() : 0;
     kvc_geometry geometry{};
     geometry.struct_size = size(sizeof geometry);
     (void)kvc_plan_cache(&c, maybe(&geometry), error_);
@@ -207,6 +208,21 @@ class attacker {
     }
   }
 
+  kvc_status drop(kvc_cache c, kvc_sequence s) {
+    const auto some = [this] { return random_() % 8 == 0 ? number() : static_cast<int32_t>(random_() % 5); };
+    kvc_drop d{};
+    d.struct_size = size(sizeof d);
+    d.form = some();
+    d.keep = some();
+    d.sinks = some() / 2;
+    d.recent = some() / 2;
+    d.move_sinks = some();
+    d.overwritten = some();
+    d.at_a_loss = some();
+    int32_t dropped = 0, returned = 0;
+    return kvc_retain(c, s, maybe(&d), maybe(&dropped), maybe(&returned), error_);
+  }
+
   void verb(uint64_t what) {
     const kvc_cache c = any_cache();
     const kvc_sequence s = any_sequence();
@@ -240,7 +256,7 @@ class attacker {
         if (done == KVC_OK) remember(out);
         break;
       case 19:
-        done = kvc_assign(c, s, any_sequence(), maybe(&n), error_);
+        done = random_() % 2 == 0 ? kvc_assign(c, s, any_sequence(), maybe(&n), error_) : drop(c, s);
         break;
       default:
         done = kvc_close(c, s, error_);
@@ -351,6 +367,7 @@ class attacker {
         if (kvc_cache_commands(c, maybe(&commands), maybe(&n), error_) == KVC_OK) {
           for (int32_t i = 0; i < n; ++i) sum_ += commands[i].dst;
         }
+        if (kvc_cache_gather_ids(c, maybe(&tokens), maybe(&n), error_) == KVC_OK) sum_ += sum(tokens, n);
         if (kvc_cache_events(c, maybe(&events), maybe(&n), error_) == KVC_OK) {
           for (int32_t i = 0; i < n; ++i) sum_ += events[i].node;
         }

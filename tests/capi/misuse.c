@@ -10,9 +10,12 @@ static void stale_sequence(kvc_cache cache, kvc_sequence good, kvc_sequence bad)
   const kvc_stats before = capi_count(cache);
   kvc_lengths lengths;
   kvc_sequence out = {3};
+  kvc_drop drop;
   kvc_error error;
   const int32_t* ids = NULL;
   int32_t n = -9, text[1] = {0}, indptr[2], last;
+  memset(&drop, 0, sizeof drop);
+  drop.struct_size = (uint32_t)sizeof drop;
   memset(&lengths, 0, sizeof lengths);
   lengths.struct_size = (uint32_t)sizeof lengths;
 #define STALE(call)                                    \
@@ -23,6 +26,7 @@ static void stale_sequence(kvc_cache cache, kvc_sequence good, kvc_sequence bad)
   STALE(kvc_settle(cache, bad, &error));
   STALE(kvc_truncate(cache, bad, 0, &n, &error));
   STALE(kvc_commit(cache, bad, text, 1, &n, &error));
+  STALE(kvc_retain(cache, bad, &drop, &n, &n, &error));
   STALE(kvc_fork(cache, bad, &out, &error));
   STALE(kvc_assign(cache, bad, good, &n, &error));
   IS(error.index == 0);
@@ -71,6 +75,7 @@ static void stale_cache(kvc_cache bad, kvc_sequence s) {
   kvc_geometry geometry;
   kvc_lengths lengths;
   kvc_sequence out = {3};
+  kvc_drop drop;
   kvc_view view;
   const kvc_command* commands = NULL;
   const kvc_event* events = NULL;
@@ -80,7 +85,9 @@ static void stale_cache(kvc_cache bad, kvc_sequence s) {
   memset(&stats, 0, sizeof stats);
   memset(&geometry, 0, sizeof geometry);
   memset(&lengths, 0, sizeof lengths);
+  memset(&drop, 0, sizeof drop);
   memset(&view, 0, sizeof view);
+  drop.struct_size = (uint32_t)sizeof drop;
   stats.struct_size = (uint32_t)sizeof stats;
   geometry.struct_size = (uint32_t)sizeof geometry;
   lengths.struct_size = (uint32_t)sizeof lengths;
@@ -92,6 +99,7 @@ static void stale_cache(kvc_cache bad, kvc_sequence s) {
   STALE(kvc_cache_reset(bad, &error));
   STALE(kvc_cache_evict(bad, 1, &n, &error));
   STALE(kvc_cache_commands(bad, &commands, &n, &error));
+  STALE(kvc_cache_gather_ids(bad, &ids, &n, &error));
   STALE(kvc_cache_events(bad, &events, &n, &error));
   STALE(kvc_cache_tokens(bad, 0, &ids, &n, &error));
   STALE(kvc_cache_end_step(bad, &error));
@@ -107,6 +115,7 @@ static void stale_cache(kvc_cache bad, kvc_sequence s) {
   STALE(kvc_settle(bad, s, &error));
   STALE(kvc_truncate(bad, s, 0, &n, &error));
   STALE(kvc_commit(bad, s, &token, 1, &n, &error));
+  STALE(kvc_retain(bad, s, &drop, &n, &n, &error));
   STALE(kvc_fork(bad, s, &out, &error));
   STALE(kvc_assign(bad, s, s, &n, &error));
   STALE(kvc_close(bad, s, &error));
@@ -161,6 +170,8 @@ void capi_test_missing(void) {
   int32_t n = -9;
   REFUSED(kvc_cache_commands(cache, NULL, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_COMMANDS);
   REFUSED(kvc_cache_commands(cache, &commands, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
+  REFUSED(kvc_cache_gather_ids(cache, NULL, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_IDS);
+  REFUSED(kvc_cache_gather_ids(cache, &ids, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
   REFUSED(kvc_cache_events(cache, NULL, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_OUT);
   REFUSED(kvc_cache_events(cache, &events, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
   REFUSED(kvc_cache_tokens(cache, 0, NULL, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS);
@@ -191,7 +202,8 @@ void capi_test_layout(void) {
   IS(sizeof(kvc_block_format) == 32 && sizeof(kvc_group_config) == 80 && sizeof(kvc_cache_config) == 72);
   IS(sizeof(kvc_group_geometry) == 48 && sizeof(kvc_geometry) == 64 + 8 * 48 &&
      sizeof(kvc_stats) == 8 + 17 * 8);
-  IS(sizeof(kvc_scope) == 88 && sizeof(kvc_open_options) == 16 && sizeof(kvc_lengths) == 24 + 8 * 4);
+  IS(sizeof(kvc_scope) == 88 && sizeof(kvc_open_options) == 16 && sizeof(kvc_lengths) == 32 + 8 * 4);
+  IS(sizeof(kvc_drop) == 32);
   IS(sizeof(kvc_view) == 104 && sizeof(kvc_planes) == 64);
   IS(offsetof(kvc_geometry, memory) == 40 && offsetof(kvc_geometry, group) == 64);
   IS(offsetof(kvc_scope, salt) == 16 && offsetof(kvc_scope, generation) == 48 &&

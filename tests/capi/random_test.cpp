@@ -26,7 +26,7 @@ struct setting {
   std::vector<int32_t> lossy;
   const char* eviction;
   std::vector<int32_t> limits;
-  int32_t max_nodes = 0, max_commands = 0;
+  int32_t max_nodes = 0, max_commands = 0, max_gathers = 0;
 };
 
 struct pair_of_sequences {
@@ -75,12 +75,14 @@ class twins {
     c.max_scopes = 5;
     c.max_events = 40;
     c.max_commands = s.max_commands;
+    c.max_gathers = s.max_gathers;
     cache_config config{.groups = cxx_groups,
                         .max_sequences = 6,
                         .max_nodes = s.max_nodes,
                         .max_scopes = 5,
                         .max_events = 40,
                         .max_commands = s.max_commands,
+                        .max_gathers = s.max_gathers != 0 ? s.max_gathers : 8,
                         .account_limits = s.limits};
     const bool use_lfu = std::string(s.eviction) == "lfu";
     auto made = cxx_cache::create(config, use_lfu ? any_eviction(lfu{}) : any_eviction(lru{}));
@@ -92,7 +94,7 @@ class twins {
 
   void operate() {
     const size_t k = live.empty() ? 0 : random_() % live.size();
-    switch (live.empty() ? 0 : random_() % 16) {
+    switch (live.empty() ? 0 : random_() % 17) {
       case 0:
       case 1:
         return open();
@@ -122,6 +124,8 @@ class twins {
         return close(k);
       case 14:
         return evict_or_peek();
+      case 15:
+        return retain(live[k]);
       default:
         REQUIRE(kvc_cache_end_step(cache, nullptr) == KVC_OK);
         return cxx.end_step();
@@ -142,6 +146,9 @@ class twins {
     int32_t n = 0;
     REQUIRE(kvc_cache_commands(cache, &commands, &n, nullptr) == KVC_OK);
     REQUIRE(same(commands, n, cxx.commands().view()));
+    const int32_t* ids = nullptr;
+    REQUIRE(kvc_cache_gather_ids(cache, &ids, &n, nullptr) == KVC_OK);
+    REQUIRE(same(ids, n, cxx.commands().ids()));
     REQUIRE(kvc_cache_events(cache, &events, &n, nullptr) == KVC_OK);
     REQUIRE(same(events, n, cxx.events()));
     for (size_t a = 0; a < accounts_; ++a) {
@@ -156,6 +163,7 @@ class twins {
   std::vector<pair_of_sequences> live;
   kvc_error error{};
   int64_t refused = 0;
+  int64_t drops[4] = {};  // by form
 
  private:
   int32_t number(int32_t n) {
@@ -170,7 +178,8 @@ class twins {
     static constexpr kvc_status codes[] = {KVC_OK,           KVC_OUT_OF_BLOCKS, KVC_OUT_OF_MEMORY,
                                            KVC_OUT_OF_NODES, KVC_OUT_OF_SCOPES, KVC_OUT_OF_SEQUENCES,
                                            KVC_OVER_QUOTA,   KVC_TOO_LONG,      KVC_UNSUPPORTED,
-                                           KVC_BUSY,         KVC_BAD_ARGUMENT,  KVC_STALE_HANDLE};
+                                           KVC_BUSY,         KVC_BAD_ARGUMENT,  KVC_STALE_HANDLE,
+                                           KVC_NO_GAIN};
     return codes[static_cast<size_t>(e)];
   }
   void agree(kvc_status c, const status& s) {
@@ -269,6 +278,31 @@ class twins {
     const kvc_status c = kvc_commit(cache, s.c, s.text.data(), n, &indexed, &error);
     agree(c, indexed, s.cxx.commit(s.text));
   }
+  void retain(pair_of_sequences& s) {
+    kvc_drop d{};
+    d.struct_size = sizeof d;
+    d.form = static_cast<int32_t>(random_() % 4);
+    d.keep = number(s.cxx.held());
+    d.sinks = random_() % 2 == 0 ? number(3) : d.keep / 16 * 8;
+    d.recent = number(3);
+    d.move_sinks = static_cast<int32_t>(random_() % 2);
+    d.overwritten = number(3);
+    d.at_a_loss = static_cast<int32_t>(random_() % 2);
+    if (d.form == KVC_DROP_WHOLE_BLOCKS && random_() % 2 == 0) d.keep = s.cxx.held() - cxx.shape().unit;
+    int32_t dropped = -1, returned = -1;
+    const kvc_status c = kvc_retain(cache, s.c, &d, &dropped, &returned, &error);
+    const auto r = s.cxx.retain({.form = static_cast<drop_form>(d.form),
+                                 .keep = d.keep,
+                                 .sinks = d.sinks,
+                                 .recent = d.recent,
+                                 .move_sinks = d.move_sinks != 0},
+                                d.overwritten, d.at_a_loss != 0);
+    agree(c, r.error());
+    if (!r) return;
+    REQUIRE(dropped == r->dropped);
+    REQUIRE(returned == r->blocks_returned);
+    drops[d.form] += r->dropped > 0;
+  }
   void fork(pair_of_sequences& s) {
     pair_of_sequences f;
     f.text = s.text;
@@ -314,6 +348,8 @@ class twins {
     REQUIRE(l.committed == s.cxx.committed());
     REQUIRE(l.reused == s.cxx.reused());
     REQUIRE(l.place == s.cxx.place());
+    REQUIRE(l.dropped == s.cxx.dropped());
+    REQUIRE(l.position == s.cxx.position());
     for (int32_t g = 0; g < cxx.shape().groups; ++g) {
       const int32_t* ids = nullptr;
       int32_t n = -1;
@@ -345,6 +381,8 @@ void drive(const char* name, const setting& s, uint64_t usual) {
     REQUIRE(broken == nullptr);
   }
   CHECK(t.refused > n / 50);
+  for (int form = KVC_DROP_WHOLE_BLOCKS; form <= KVC_DROP_GATHER; ++form)
+    CHECK((t.drops[form] > 0) == (s.lossy[0] == 0));
   CHECK(t.cxx.count().nodes_evicted > 0);
   CHECK(t.cxx.count().tokens_reused > 0);
 }
@@ -355,7 +393,7 @@ TEST_CASE("random operations through C answer as through C++: one group, least r
   drive("capi one group", {{4}, {24}, {0}, "lru", {}}, 1);
 }
 TEST_CASE("random operations through C answer as through C++: two groups, accounts, least frequently used") {
-  drive("capi two groups", {{8, 4}, {16, 30}, {0, 0}, "lfu", {14, 40}, 9, 3}, 2);
+  drive("capi two groups", {{8, 4}, {16, 30}, {0, 0}, "lfu", {14, 40}, 9, 3, 2}, 2);
 }
 TEST_CASE("random operations through C answer as through C++: a lossy group beside an exact one") {
   drive("capi lossy", {{4, 8}, {40, 20}, {1, 0}, "lru", {60, 30, 20}, 0, 40}, 3);

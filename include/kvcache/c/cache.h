@@ -70,7 +70,7 @@ typedef struct kvc_cache_config {
   int32_t max_scopes;    ///< sharing scopes with something cached or open; 0 = 1024
   int32_t max_events;    ///< index events kept between two steps; 0 = none are recorded
   int32_t max_commands;  ///< queued between two steps; 0 = four per sequence and group, or more if needed
-  int32_t reserved;      ///< 0
+  int32_t max_gathers;   ///< sequences that may gather (kvc_retain) between two steps; 0 = 8, -1 = none
 } kvc_cache_config;
 
 /// One group as it is built.
@@ -97,7 +97,7 @@ typedef struct kvc_geometry {
   int32_t max_scopes;                        ///< in use at the same time
   int32_t max_events;                        ///< between two steps
   int32_t max_commands;                      ///< between two steps
-  int32_t reserved;                          ///< zero
+  int32_t max_gather_ids;                    ///< numbers that the gathers between two steps have room for
   int64_t memory;                            ///< bytes of all blocks of all groups
   int64_t bytes_per_token;                   ///< over all groups, in sealed blocks
   uint64_t fingerprint;                      ///< identity of shape, block sizes and formats
@@ -150,6 +150,12 @@ KVC_API kvc_status kvc_cache_evict(kvc_cache cache, int32_t n, int32_t* evicted,
 /// KVC_BAD_ARGUMENT, KVC_STALE_HANDLE. Cost: O(1).
 KVC_API kvc_status kvc_cache_commands(kvc_cache cache, const kvc_command** commands, int32_t* n,
                                       kvc_error* error);
+
+/// Payload of the KVC_OP_GATHER among these commands: what kvc_run.ids wants. A command's list begins at its
+/// `arg`: blocks read, blocks written, the place (kvc_lengths) of the sequence, then these block ids. Which
+/// slots stay says entry `place` of kvc_run.keeps when the command runs. Owns, Fails, Cost: as
+/// kvc_cache_commands.
+KVC_API kvc_status kvc_cache_gather_ids(kvc_cache cache, const int32_t** ids, int32_t* n, kvc_error* error);
 
 /// What the prefix index did since the last end_step, in order (kvc_cache_config.max_events). Owns: the
 /// cache; valid until the next verb. Fails: KVC_BAD_ARGUMENT, KVC_STALE_HANDLE. Cost: O(1).

@@ -73,7 +73,29 @@ typedef struct kvc_lengths {
   int32_t reused;        ///< of the prompt, found by kvc_open
   int32_t place;  ///< in [0, max_sequences), of this live sequence only: an index into arrays of an engine
   int32_t sealed[KVC_MAX_GROUPS];  ///< per group: leading tokens read from packed blocks (lossy formats)
+  int32_t dropped;                 ///< tokens that went (kvc_retain)
+  int32_t position;                ///< text position of the next token: held + dropped
 } kvc_lengths;
+
+/// How tokens of a live sequence leave.
+enum {
+  KVC_DROP_NOTHING = 0,   ///< all stay
+  KVC_DROP_WHOLE_BLOCKS,  ///< the blocks behind the sinks go; nothing moves but the sinks' angles
+  KVC_DROP_OVERWRITE,     ///< the next tokens take slots of others; no block changes hands
+  KVC_DROP_GATHER         ///< those that stay are moved together, each kv head its own
+};
+
+/// How many tokens of a sequence stay, and how the others leave. Which ones is decided where the scores are.
+typedef struct kvc_drop {
+  uint32_t struct_size;  ///< sizeof(kvc_drop)
+  int32_t form;          ///< KVC_DROP_*
+  int32_t keep;          ///< slots that stay per kv head, from 1 to held
+  int32_t sinks;         ///< leading slots that stay in any case; whole units with KVC_DROP_WHOLE_BLOCKS
+  int32_t recent;        ///< trailing slots that stay in any case
+  int32_t move_sinks;    ///< KVC_DROP_WHOLE_BLOCKS, non-zero: turn the sinks by as many positions as went
+  int32_t overwritten;   ///< KVC_DROP_OVERWRITE: tokens of the next step that take slots; 0 = see kvc_retain
+  int32_t at_a_loss;     ///< non-zero: also where no block comes back
+} kvc_drop;
 
 /// Begins a sequence: the longest cached prefix of `prompt` [n] is shared and pinned in the same call. Needed
 /// outputs: `sequence`; `reused` is the number of tokens that need no computing, and the sequence's first
@@ -116,6 +138,20 @@ KVC_API kvc_status kvc_truncate(kvc_cache cache, kvc_sequence sequence, int32_t 
 /// Cost: O(new tokens).
 KVC_API kvc_status kvc_commit(kvc_cache cache, kvc_sequence sequence, const int32_t* text, int32_t n,
                               int32_t* indexed, kvc_error* error);
+
+/// Drops tokens: queues the commands that move what stays and gives blocks back. `dropped` is how many went,
+/// `returned` how many blocks of all groups nobody uses any more, less those newly taken. Which tokens stay
+/// in a gather is said when the commands run (kvc_cache_gather_ids). Afterwards slots are no text positions
+/// (kvc_lengths), what was shared or committed of the prefix is let go, and nothing more of this sequence is
+/// indexed. With KVC_DROP_OVERWRITE nothing moves: every block becomes this sequence's own, and the engine
+/// chooses the slots that `overwritten` new rows are stored in; with 0 that is all, and drafts may be stored
+/// there and counted by a second call once they are final. Requires: K and V of all tokens held are written.
+/// Fails: KVC_NO_GAIN with the blocks that would come back, KVC_OUT_OF_BLOCKS, KVC_OVER_QUOTA, KVC_BUSY
+/// (drafts, or commands to be run first, an earlier gather of this sequence among them), KVC_TOO_LONG,
+/// KVC_BAD_ARGUMENT, KVC_UNSUPPORTED (lossy formats; max_commands or max_gathers too small for this
+/// sequence), KVC_ABI, KVC_STALE_HANDLE. Cost: O(blocks + commands queued).
+KVC_API kvc_status kvc_retain(kvc_cache cache, kvc_sequence sequence, const kvc_drop* drop, int32_t* dropped,
+                              int32_t* returned, kvc_error* error);
 
 /// A second sequence with the same content; blocks are shared until one of them writes. Requires: K and V of
 /// all tokens held are written. Needed output: `branch`. Owns: the caller, until kvc_close. Fails:
@@ -164,7 +200,8 @@ typedef struct kvc_view {
   int32_t* kv_len;  ///< needed: [n] held
   int32_t* sealed;  ///< [n] tokens read from table; needed for a lossy format, else unused
   int32_t* q_start;  ///< needed: [n+1] first new row of each sequence
-  int32_t* q_pos;    ///< needed: [max_rows] text position of each new row
+  int32_t* q_pos;    ///< needed: [max_rows] slot of each new row, up to which it sees; its text position as
+                     ///< long as nothing was dropped, and that less what was dropped afterwards
   int64_t* slot;  ///< [max_rows] where the new rows are stored, -1 where only open_slot is; NULL = not wanted
   int64_t* open_slot;  ///< [max_rows] the same in the open space; needed with slot for a lossy format
 } kvc_view;
