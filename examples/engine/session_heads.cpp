@@ -87,7 +87,7 @@ void session_cache::parts::attend_split(int layer, const stretch& part, const fl
     std::copy_n(v + from * dim, dim, v_rows.data() + j * dim);
   }
   attend_heads(tables, q_rows.data(), k_rows.data(), v_rows.data(), o_rows.data(), lse_rows.data(),
-               head_planes.layer(0), head_attention, static_cast<int>(group), 1, text);
+               head_planes.layer(0), head_attention, static_cast<int>(group), 1, text, nullptr);
   for (std::size_t j = 0; j < total; ++j) {
     const auto to = static_cast<std::size_t>(origin[j]);
     std::copy_n(o_rows.data() + j * group * dim, group * dim, out + to * group * dim);

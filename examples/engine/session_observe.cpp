@@ -23,7 +23,9 @@ void session_cache::parts::observe(int layer) {
       pending.q.assign(q, q + rows * width);
       pending.lse2.assign(lse2, lse2 + rows * heads_per_row);
     } else if (s.seen.active()) {
-      s.seen.add(layer, {q, lse2, std::span(positions_).subspan(row, rows)}, keys_of(s, layer));
+      const float* scores = s.split() ? nullptr : scores_of(row);
+      s.seen.add(layer, {q, lse2, std::span(positions_).subspan(row, rows), scores, score_stride_},
+                 keys_of(s, layer));
     }
     row += rows;
   }

@@ -125,6 +125,8 @@ struct session_cache::parts final : kv_backend {
   status plan(kvcache::attention& which, const kvc_kv& kv, int query_heads, int sequences, int rows,
               int slots);
   status plan_step();
+  void plan_scores();
+  float* scores_of(std::size_t row);
   void attend_whole(int layer, const stretch& part, const float* k, const float* v, float* out);
   void attend_split(int layer, const stretch& part, const float* k, const float* v, float* out);
   // A table that is read, and the heads that share it; `rows` of the step belong to it.
@@ -135,7 +137,7 @@ struct session_cache::parts final : kv_backend {
   };
   void attend_heads(std::span<const reading> tables, const float* q, const float* k, const float* v,
                     float* out, float* lse2, const kvc_kv& kv, kvcache::attention& with, int query_heads,
-                    int kv_heads, std::span<const int> text_positions);
+                    int kv_heads, std::span<const int> text_positions, float* scores);
   void write_head_slots(const reading& of, int kv_heads, std::span<std::int64_t> out) const;
   void observe(int layer);
 
@@ -144,6 +146,8 @@ struct session_cache::parts final : kv_backend {
   std::vector<int> positions_;  // [rows] in the text
   std::vector<float> rotated_;  // [rows][query_heads][head_dim]
   std::vector<float> lse2_;     // [rows][query_heads]
+  std::vector<float> scores_;   // [rows][query_heads][score_stride_], of a step of single rows
+  std::int64_t score_stride_ = 0;
 };
 
 }  // namespace engine

@@ -35,7 +35,25 @@ status session_cache::parts::begin_step(std::span<const step_segment> segments) 
   const auto query_values = static_cast<std::size_t>(config.shape.query_heads * config.shape.head_dim);
   rotated_.resize(positions_.size() * query_values);
   lse2_.resize(positions_.size() * static_cast<std::size_t>(config.shape.query_heads));
+  plan_scores();
   return {};
+}
+
+// While decoding, a policy that adds up every query's weights is given the scores that attention computes.
+void session_cache::parts::plan_scores() {
+  score_stride_ = 0;
+  if (positions_.size() != segments_.size()) return;
+  for (const step_segment& segment : segments_) {
+    const state& s = *by_slot[static_cast<std::size_t>(segment.slot)];
+    if (!s.split() && s.seen.sums()) score_stride_ = config.max_tokens;
+  }
+  scores_.resize(positions_.size() *
+                 static_cast<std::size_t>(std::int64_t{config.shape.query_heads} * score_stride_));
+}
+
+float* session_cache::parts::scores_of(std::size_t row) {
+  if (score_stride_ == 0) return nullptr;
+  return scores_.data() + static_cast<std::int64_t>(row) * config.shape.query_heads * score_stride_;
 }
 
 status session_cache::parts::plan_step() {
@@ -77,7 +95,7 @@ void session_cache::parts::write_head_slots(const reading& of, int kv_heads,
 void session_cache::parts::attend_heads(std::span<const reading> tables, const float* q, const float* k,
                                         const float* v, float* out, float* lse2, const kvc_kv& kv,
                                         kvcache::attention& with, int query_heads, int kv_heads,
-                                        std::span<const int> text_positions) {
+                                        std::span<const int> text_positions, float* scores) {
   std::size_t columns = 0;
   for (const reading& r : tables) columns = std::max(columns, r.table->table().size());
   std::vector<std::int32_t> table(tables.size() * columns);
@@ -109,9 +127,11 @@ void session_cache::parts::attend_heads(std::span<const reading> tables, const f
   batch.q_start = starts.data();
   batch.q_pos = slot_positions.data();
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.shape.head_dim));
-  require(with.run(kv, batch, dense(q, query_heads), kvcache::causal_softmax(scale),
-                   kvcache::dense_out(out, kvcache::element::f32, query_heads, config.shape.head_dim, lse2),
-                   &executor));
+  kvc_out to = kvcache::dense_out(out, kvcache::element::f32, query_heads, config.shape.head_dim, lse2);
+  to.key_score = scores;
+  to.key_score_head_stride = score_stride_;
+  to.key_score_stride = score_stride_ * query_heads;
+  require(with.run(kv, batch, dense(q, query_heads), kvcache::causal_softmax(scale), to, &executor));
 }
 
 void session_cache::parts::attend_whole(int layer, const stretch& part, const float* k, const float* v,
@@ -128,7 +148,7 @@ void session_cache::parts::attend_whole(int layer, const stretch& part, const fl
   attend_heads(tables, rotated_.data() + q_at, k + k_at, v + k_at, out + q_at,
                lse2_.data() + row * static_cast<std::size_t>(config.shape.query_heads),
                whole_planes.layer(layer), whole_attention, config.shape.query_heads, config.shape.kv_heads,
-               std::span(positions_).subspan(row, static_cast<std::size_t>(part.rows)));
+               std::span(positions_).subspan(row, static_cast<std::size_t>(part.rows)), scores_of(row));
 }
 
 void session_cache::parts::attend(int layer, const float* q, const float* k, const float* v, float* out) {
