@@ -29,6 +29,11 @@ session::session(session&&) noexcept = default;
 session& session::operator=(session&&) noexcept = default;
 session::~session() = default;
 
+const char* name_of(drop_mode mode) {
+  if (mode == drop_mode::stream) return "stream";
+  return mode == drop_mode::oneshot ? "oneshot" : "out_of_blocks";
+}
+
 result<session> session::create(llama_model& model, session_cache& cache, const kvcache::retention& policy,
                                 const session_options& options) {
   session_cache::parts& parts = *cache.parts_;
@@ -67,6 +72,13 @@ int session::reused() const {
 }
 
 result<session> session::fork() const {
+  auto made = copy();
+  if (made) made->state_->seen = state_->seen;
+  return made;
+}
+
+// Without what the policy saw, which can be every query.
+result<session> session::copy() const {
   const state& from = *state_;
   if (from.drafting) return cannot_run("busy", "draft", std::to_string(from.drafted));
   session_cache::parts& parts = *from.cache;
@@ -81,7 +93,6 @@ result<session> session::fork() const {
   s->tokens = from.tokens;
   s->position = from.position;
   s->reused = from.reused;
-  s->seen = from.seen;
   if (!from.split()) {
     auto copy = state_->whole.fork();
     if (!copy) return to_error(copy.error());
@@ -107,7 +118,7 @@ result<session> session::fork_as(const kvcache::retention& policy, drop_mode mod
                                                   .prefill_end = false})
                                            .form != drop_form::nothing)
     return cannot_run("unsupported", "mode", "stream, behind the first drop");
-  auto made = fork();
+  auto made = copy();
   if (!made) return made;
   state& s = *made->state_;
   s.what = policy;

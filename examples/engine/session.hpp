@@ -29,7 +29,13 @@ namespace engine {
 enum class drop_mode {
   oneshot,  ///< when compress() is called
   stream,   ///< after every token that makes the policy's plan say so; results do not depend on chunks
+  /// When there is no block for the next token, down to the policy's budget, and only if that gives one back.
+  /// Which token that is depends on who else holds blocks, not on chunks.
+  out_of_blocks,
 };
+
+/// "oneshot", "stream", "out_of_blocks".
+const char* name_of(drop_mode mode);
 
 struct session_options {
   drop_mode mode = drop_mode::oneshot;
@@ -125,6 +131,7 @@ class session {
  private:
   struct state;
   explicit session(std::unique_ptr<state> s);
+  result<session> copy() const;
   std::unique_ptr<state> state_;
   friend class session_cache;
   friend struct session_cache::parts;

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "observed.hpp"
 #include "random_choice.hpp"
 
 namespace lab {
@@ -19,12 +20,13 @@ constexpr int texts_at_a_time = 3;
 class session_subject : public subject {
  public:
   session_subject(std::shared_ptr<engine::session_cache> cache, session held, mode how, int batch,
-                  int vocabulary)
+                  const engine::model_shape& shape)
       : cache_(std::move(cache)),
         session_(std::move(held)),
         mode_(how),
         batch_(batch),
-        vocabulary_(vocabulary) {}
+        vocabulary_(shape.vocabulary),
+        heads_(static_cast<std::size_t>(shape.kv.layers) * static_cast<std::size_t>(shape.kv.kv_heads)) {}
 
   engine::status feed(std::span<const token_id> tokens, std::vector<float>* rows) override {
     if (tokens.empty()) return {};
@@ -40,7 +42,8 @@ class session_subject : public subject {
     if (policy.empty()) return made(session_.fork());
     const auto parsed = parse_lab_policy(policy);
     if (!parsed) return parsed.error();
-    return made(session_.fork_as(*parsed, engine::drop_mode::oneshot));
+    if (!shelf_) shelf_ = std::make_shared<observation_shelf>(heads_);
+    return made(session_.fork_as(shelf_->share(*parsed), engine::drop_mode::oneshot));
   }
 
   std::size_t bytes_held() const override { return session_.bytes_held(); }
@@ -50,11 +53,21 @@ class session_subject : public subject {
     return mode_ == mode::stream ? session_.bytes_state() : 0;  // a policy that has acted remembers nothing
   }
 
+  /// A fork of `from`.
+  session_subject(const session_subject& from, session held)
+      : cache_(from.cache_),
+        shelf_(from.shelf_),
+        session_(std::move(held)),
+        mode_(from.mode_),
+        batch_(from.batch_),
+        vocabulary_(from.vocabulary_),
+        heads_(from.heads_) {}
+
  private:
   result<std::unique_ptr<subject>> made(result<session> forked) const {
     if (!forked) return forked.error();
-    return std::unique_ptr<subject>(
-        std::make_unique<session_subject>(cache_, std::move(*forked), mode_, batch_, vocabulary_));
+    auto out = std::make_unique<session_subject>(*this, std::move(*forked));
+    return std::unique_ptr<subject>(std::move(out));
   }
 
   // Token by token, in steps shared with forks of this text that go on with other tokens.
@@ -79,10 +92,12 @@ class session_subject : public subject {
   }
 
   std::shared_ptr<engine::session_cache> cache_;
+  std::shared_ptr<observation_shelf> shelf_;  ///< of this text and its forks
   session session_;
   mode mode_;
   int batch_;
   int vocabulary_;
+  std::size_t heads_;  ///< kv heads of all layers
 };
 
 }  // namespace
@@ -143,7 +158,7 @@ result<std::unique_ptr<subject>> session_bench::open(const std::string& policy, 
   auto opened = session::create(*parts_.model, *cache_, *parsed, options);
   if (!opened) return opened.error();
   return std::unique_ptr<subject>(
-      std::make_unique<session_subject>(cache_, std::move(*opened), how, batch_, vocabulary()));
+      std::make_unique<session_subject>(cache_, std::move(*opened), how, batch_, parts_.model->shape()));
 }
 
 }  // namespace lab

@@ -140,6 +140,44 @@ TEST_CASE("several texts are one text, and several windows of it are trials") {
   CHECK(alone["settings"]["start"] == 7);
 }
 
+TEST_CASE("no figure depends on which policies are beside it, though they share what they looked at") {
+  const lab_folder folder;
+  const std::string names[] = {"h2o:heavy=16,recent=16",
+                               "h2o:heavy=8,recent=8",
+                               "snapkv:capacity=32,window=8,kernel=1",
+                               "snapkv:capacity=24,window=8,kernel=5",
+                               "snapkv:capacity=24,window=4,kernel=5",
+                               "tova:capacity=32",
+                               "tova:capacity=16",
+                               "scissorhands:capacity=32",
+                               "scissorhands:capacity=64",
+                               "far_rms:capacity=48,recent=8",
+                               "far_rms:capacity=40,recent=8,budget=global",
+                               "far_rms:capacity=40,recent=8,distance=16",
+                               "moved_queries:capacity=48,recent=8",
+                               "moved_queries:capacity=40,recent=8,budget=head",
+                               "h2o:heavy=400,recent=400",
+                               "moved_queries:capacity=40,recent=8,ahead=32"};
+  std::string all;
+  for (const std::string& name : names) all += " --policy " + name;
+  const json together =
+      run(program + " run --json --no-controls --out " + folder.path + "/out --model " + folder.model +
+          " --text-file " + folder.text + " --task kl --start 0 --length 64" + " --score 32" + all)
+          .document();
+  std::size_t row = 2;  // behind full and none
+  for (const std::string& name : names) {
+    INFO(name);
+    const json alone = run(folder.cell(std::string(window_kl) + "--policy " + name)).document();
+    const json& beside = together["groups"][0]["rows"][row++];
+    CHECK(beside["policy"] == alone["policy"]);
+    CHECK(beside["kl"]["value"] == alone["kl_mean"]);
+    CHECK(beside["nll"]["value"] == alone["nll"]);
+    CHECK(beside["bytes_held"] == alone["bytes_held"]);
+    CHECK(alone["kl_mean"].get<double>() >= (alone["bytes_held"] == alone["bytes_full"] ? 0 : 1e-9));
+  }
+  CHECK(together["groups"][0]["rows"].size() == row);
+}
+
 TEST_CASE("no figure depends on threads") {
   const lab_folder folder;
   const std::string base = std::string(window_kl) + "--policy h2o:heavy=16,recent=16 --threads ";
