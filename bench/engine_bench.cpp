@@ -4,6 +4,8 @@
 //   engine/prefill_paged_vs_contiguous   memory, taken in turn; prefill is a whole prompt in chunks of 128
 //   engine/decode_step_4096_minus_0      what 4,096 tokens of history add to a decode step; the limit is one
 //                                        read of their keys and values
+//   engine/column_sums_of_prompt         what all keys of a prompt of 768 tokens got of all its queries, 30
+//                                        layers, from the queries; the limit is the prompt's prefill
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include "kvcache/attend/host_planes.hpp"
 #include "program.hpp"
 #include "runner.hpp"
+#include "session.hpp"
 #include "support/machine.hpp"
 #include "support/rounds.hpp"
 
@@ -186,6 +189,33 @@ void decode_step_4096_minus_0(benchmark::State& state, engine::kv_type type) {
   state.counters["step_at_0_ns"] = shallow.median();
 }
 
+void column_sums_of_prompt(benchmark::State& state, engine::kv_type type) {
+  if (bench::failed(state, model() != nullptr, "KVCACHE_MODEL names no model")) return;
+  const std::vector<engine::token_id> prompt = some_tokens(bench::quick() ? 128 : 768);
+  engine::cache_config c;
+  c.shape = model()->model->shape().kv;
+  c.type = type;
+  c.max_sequences = 2;
+  c.max_tokens = static_cast<int>(prompt.size());
+  c.pool = &model()->pool;
+  const auto cache = engine::session_cache::create(c);
+  const auto full = engine::parse_policy("full"), heavy = engine::parse_policy("h2o:heavy=64,recent=64");
+  bool done = cache && full && heavy;
+  bench::rounds work, limit;
+  for (auto _ : state) {
+    auto text = engine::session::create(*model()->model, **cache, *full, {.remember = true});
+    done = done && text;
+    if (!done) break;
+    timed(limit, [&] { done = done && text->feed(prompt, engine::observe::last); });
+    state.SetIterationTime(timed(work, [&] {
+      const auto seen = text->fork_as(*heavy);
+      done = done && seen && seen->bytes_state() >= prompt.size() * sizeof(float);
+    }));
+  }
+  if (bench::failed(state, done, "the engine refused a step")) return;
+  bench::report(state, "ns/prompt", work, limit, bench::no_target());
+}
+
 void add(const char* name, void (*row)(benchmark::State&, engine::kv_type), int64_t iterations) {
   for (const engine::kv_type type : {engine::kv_type::f32, engine::kv_type::f16}) {
     if (bench::quick() && type != engine::kv_type::f32) continue;
@@ -202,6 +232,7 @@ const bool registered = [] {
   add("engine/decode_paged_vs_contiguous", decode_paged_vs_contiguous, 41);
   add("engine/prefill_paged_vs_contiguous", prefill_paged_vs_contiguous, 5);
   add("engine/decode_step_4096_minus_0", decode_step_4096_minus_0, 25);
+  add("engine/column_sums_of_prompt", column_sums_of_prompt, 3);
   return true;
 }();
 
