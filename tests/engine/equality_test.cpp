@@ -15,7 +15,7 @@
 #include "numeric.hpp"
 #include "sampling.hpp"
 #include "support/environment.hpp"
-#include "synthetic_model.hpp"
+#include "support/seeded_model.hpp"
 
 using namespace engine;
 using namespace engine::test;
@@ -23,25 +23,6 @@ using namespace engine::test;
 namespace {
 
 constexpr int text_tokens = 101;  // more than one tile of keys, no multiple of any block
-
-struct model_on_threads {
-  explicit model_on_threads(int threads) : pool(threads) {
-    static const bytes file = synthetic_model({}).serialise();
-    const auto opened = gguf_file::from_bytes(file);
-    REQUIRE(opened);
-    auto loaded = llama_model::load(*opened, pool);
-    REQUIRE(loaded);
-    model = std::move(*loaded);
-  }
-  thread_pool pool;
-  std::unique_ptr<llama_model> model;
-};
-
-model_on_threads& machine(int threads) {
-  static model_on_threads one(1);
-  static model_on_threads two(2);
-  return threads == 1 ? one : two;
-}
 
 struct setting {
   std::string_view kind = "paged";
@@ -53,24 +34,15 @@ struct setting {
 };
 
 std::unique_ptr<cache_kind> cache_for(const setting& s) {
-  cache_config config;
-  config.shape = machine(s.threads).model->shape().kv;
+  cache_config config = machine(s.threads).config(16, 256);
   config.type = s.type;
   config.block_size = s.block;
-  config.max_sequences = 16;
-  config.max_tokens = 256;
-  config.pool = &machine(s.threads).pool;
-  auto made = make_cache(s.kind, config);
-  if (!made) FAIL(describe(made.error()));
-  return std::move(*made);
+  return open_cache(s.kind, config);
 }
 
 // Text of sequence `number`; number 0 is the one that is compared.
 std::vector<token_id> text_of(int number, int tokens = text_tokens) {
-  splitmix64 random(1000 + static_cast<std::uint64_t>(number));
-  std::vector<token_id> out;
-  for (int i = 0; i < tokens; ++i) out.push_back(static_cast<token_id>(random.next() % 270));
-  return out;
+  return some_text(tokens, 1000 + static_cast<std::uint64_t>(number));
 }
 
 using logits_by_position = std::vector<std::vector<float>>;

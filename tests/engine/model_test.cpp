@@ -11,7 +11,7 @@
 #include "runner.hpp"
 #include "sampling.hpp"
 #include "support/environment.hpp"
-#include "synthetic_model.hpp"
+#include "support/seeded_model.hpp"
 
 using namespace engine;
 using namespace engine::test;
@@ -27,36 +27,12 @@ std::vector<simd_target> targets() {
 }
 
 /// A model with a cache of its own.
-struct rig {
-  thread_pool pool;
-  std::unique_ptr<llama_model> model;
+struct rig : seeded_model {
   std::unique_ptr<cache_kind> cache;
 
   rig(std::string_view kind, int threads, simd_target target = best_simd_target(), int sequences = 8)
-      : pool(threads) {
-    static const bytes file = synthetic_model({}).serialise();
-    const auto opened = gguf_file::from_bytes(file);
-    REQUIRE(opened);
-    auto loaded = llama_model::load(*opened, pool, target);
-    REQUIRE(loaded);
-    model = std::move(*loaded);
-    cache_config config;
-    config.shape = model->shape().kv;
-    config.max_sequences = sequences;
-    config.max_tokens = 256;
-    config.pool = &pool;
-    auto made = make_cache(kind, config);
-    REQUIRE(made);
-    cache = std::move(*made);
-  }
+      : seeded_model(threads, target), cache(open_cache(kind, config(sequences, 256))) {}
 };
-
-std::vector<token_id> random_tokens(std::uint64_t seed, int count) {
-  splitmix64 random(seed);
-  std::vector<token_id> out;
-  for (int i = 0; i < count; ++i) out.push_back(static_cast<token_id>(random.next() % 270));
-  return out;
-}
 
 /// Fingerprint of the logits at each position, when the prompt is fed in chunks.
 std::vector<std::uint64_t> fed_in_chunks(rig& r, std::span<const token_id> prompt, int chunk) {
@@ -110,7 +86,7 @@ TEST_CASE("a panel product is right, and a column's bits do not depend on its pl
 }
 
 TEST_CASE("logits have the same bits however the prompt is cut into chunks") {
-  const auto prompt = random_tokens(5, 83);
+  const auto prompt = some_text(83, 5);
   for (const std::string_view kind : cache_kind_names()) {
     for (const simd_target target : targets()) {
       rig r(kind, 1, target);
@@ -125,7 +101,7 @@ TEST_CASE("logits have the same bits however the prompt is cut into chunks") {
 }
 
 TEST_CASE("logits have the same bits for any number of threads", "[threads]") {
-  const auto prompt = random_tokens(6, 37);
+  const auto prompt = some_text(37, 6);
   for (const std::string_view kind : cache_kind_names()) {
     rig one(kind, 1);
     const auto expected = fed_in_chunks(one, prompt, 16);
@@ -144,7 +120,7 @@ TEST_CASE("logits have the same bits whatever else is in the batch", "[threads]"
     std::vector<std::vector<token_id>> prompts;
     std::vector<std::vector<std::uint64_t>> alone;
     for (int i = 0; i < 8; ++i) {
-      prompts.push_back(random_tokens(100 + static_cast<std::uint64_t>(i), 20 + 3 * i));
+      prompts.push_back(some_text(20 + 3 * i, 100 + static_cast<std::uint64_t>(i)));
       alone.push_back(fed_in_chunks(r, prompts.back(), 64));
     }
     for (std::int64_t round = kvcache::test::effort(20); round > 0; --round) {
@@ -193,10 +169,10 @@ TEST_CASE("logits have the same bits whatever else is in the batch", "[threads]"
 }
 
 TEST_CASE("a fork continues with the same bits as its origin, and does not disturb it") {
-  const auto prompt = random_tokens(8, 30);
+  const auto prompt = some_text(30, 8);
   const std::span<const token_id> head = std::span(prompt).first(21);
   const std::span<const token_id> tail = std::span(prompt).subspan(21);
-  const auto other = random_tokens(77, 9);
+  const auto other = some_text(9, 77);
   for (const std::string_view kind : cache_kind_names()) {
     rig r(kind, 1);
     const auto expected = fed_in_chunks(r, prompt, 64);
@@ -224,7 +200,7 @@ TEST_CASE("a fork continues with the same bits as its origin, and does not distu
 }
 
 TEST_CASE("instruction sets agree to rounding") {
-  const auto prompt = random_tokens(12, 24);
+  const auto prompt = some_text(24, 12);
   const auto vocabulary_of = [](rig& r) { return static_cast<std::size_t>(r.model->shape().vocabulary); };
   std::vector<float> expected;
   for (const simd_target target : targets()) {
@@ -249,19 +225,16 @@ TEST_CASE("instruction sets agree to rounding") {
 }
 
 TEST_CASE("storing keys and values in 16 bits changes the logits a little") {
-  const auto prompt = random_tokens(14, 40);
+  const auto prompt = some_text(40, 14);
   thread_pool pool(1);
   std::map<kv_type, std::vector<float>> last;
   for (const kv_type type : {kv_type::f32, kv_type::f16, kv_type::bf16}) {
     rig r("reference", 1);
-    cache_config config;
-    config.shape = r.model->shape().kv;
+    cache_config config = r.config(1, 64);
     config.type = type;
-    config.max_tokens = 64;
-    config.pool = &r.pool;
-    const auto cache = make_cache("reference", config);
-    const int slot = (*cache)->open(prompt, cache_scope::everyone())->slot;
-    REQUIRE(feed(*r.model, **cache, slot, prompt, 8, observe::last, [&](int, std::span<const float> logits) {
+    const auto cache = open_cache("reference", config);
+    const int slot = cache->open(prompt, cache_scope::everyone())->slot;
+    REQUIRE(feed(*r.model, *cache, slot, prompt, 8, observe::last, [&](int, std::span<const float> logits) {
       last[type].assign(logits.begin(), logits.end());
     }));
   }
@@ -280,7 +253,7 @@ TEST_CASE("storing keys and values in 16 bits changes the logits a little") {
 TEST_CASE("a step that makes no sense is refused and writes nothing") {
   for (const std::string_view kind : cache_kind_names()) {
     rig r(kind, 1);
-    const auto prompt = random_tokens(3, 8);
+    const auto prompt = some_text(8, 3);
     const int slot = r.cache->open(prompt, cache_scope::only("bad"))->slot;
     REQUIRE(r.cache->extend(slot, 8));
     std::vector<float> logits(static_cast<std::size_t>(r.model->shape().vocabulary));
@@ -301,6 +274,6 @@ TEST_CASE("a step that makes no sense is refused and writes nothing") {
     CHECK(r.cache->length(slot) == 2);
     CHECK(!r.cache->extend(slot, 1000));
     CHECK(!r.cache->open({}, cache_scope::only("bad")));
-    CHECK(!r.cache->open(random_tokens(4, 257), cache_scope::only("bad")));
+    CHECK(!r.cache->open(some_text(257, 4), cache_scope::only("bad")));
   }
 }

@@ -12,31 +12,12 @@
 
 #include "runner.hpp"
 #include "support/environment.hpp"
-#include "synthetic_model.hpp"
+#include "support/seeded_model.hpp"
 
 using namespace engine;
 using namespace engine::test;
 
 namespace {
-
-struct model_on_threads {
-  explicit model_on_threads(int threads) : pool(threads) {
-    static const bytes file = synthetic_model({}).serialise();
-    const auto opened = gguf_file::from_bytes(file);
-    REQUIRE(opened);
-    auto loaded = llama_model::load(*opened, pool);
-    REQUIRE(loaded);
-    model = std::move(*loaded);
-  }
-  thread_pool pool;
-  std::unique_ptr<llama_model> model;
-};
-
-model_on_threads& machine(int threads = 1) {
-  static model_on_threads one(1);
-  static model_on_threads two(2);
-  return threads == 1 ? one : two;
-}
 
 /// Whether this build (sanitizers) runs a part of each product only.
 bool brief() {
@@ -59,23 +40,11 @@ struct setting {
 };
 
 std::unique_ptr<cache_kind> cache_for(const setting& s) {
-  cache_config config;
-  config.shape = machine().model->shape().kv;
+  cache_config config = machine(s.threads).config(s.batch, s.max_tokens);
   config.block_size = s.block;
   config.blocks = s.blocks;
-  config.max_sequences = s.batch;
-  config.max_tokens = s.max_tokens;
   config.eviction = s.eviction;
-  config.pool = &machine(s.threads).pool;
-  auto made = make_cache(s.kind, config);
-  if (!made) FAIL(describe(made.error()));
-  return std::move(*made);
-}
-
-std::vector<token_id> random_tokens(splitmix64& random, int count) {
-  std::vector<token_id> out;
-  for (int i = 0; i < count; ++i) out.push_back(static_cast<token_id>(random.next() % 270));
-  return out;
+  return open_cache(s.kind, config);
 }
 
 job simple_job(const std::string& id, std::vector<token_id> prompt, int max_new, std::int64_t arrival = 0) {
@@ -180,12 +149,12 @@ serve_totals serve_and_compare(const setting& s, const std::vector<job>& jobs) {
 /// A mixed workload: short and long prompts, some with a common beginning, sampled ones, a conversation.
 std::vector<job> mixed_jobs(std::uint64_t seed) {
   splitmix64 random(seed);
-  const std::vector<token_id> common = random_tokens(random, 70);
+  const std::vector<token_id> common = some_text(random, 70);
   std::vector<job> jobs;
   for (int i = 0; i < 9; ++i) {
     std::vector<token_id> prompt;
     if (i % 3 == 0) prompt = common;
-    const auto own = random_tokens(random, 1 + static_cast<int>(random.next() % 60));
+    const auto own = some_text(random, 1 + static_cast<int>(random.next() % 60));
     prompt.insert(prompt.end(), own.begin(), own.end());
     job& j = jobs.emplace_back(simple_job("job " + std::to_string(i), std::move(prompt),
                                           static_cast<int>(random.next() % 14),
@@ -195,7 +164,7 @@ std::vector<job> mixed_jobs(std::uint64_t seed) {
     if (i == 4) j.samples = 3;
     if (i == 7) {
       j.end_of_turn = 2;
-      j.follow_ups = {random_tokens(random, 9), random_tokens(random, 12), random_tokens(random, 1)};
+      j.follow_ups = {some_text(random, 9), some_text(random, 12), some_text(random, 1)};
     }
   }
   return jobs;
@@ -345,8 +314,8 @@ TEST_CASE("a preemption at any moment, in any kind, loses nothing") {
 
 TEST_CASE("the youngest goes first, waits for the old one, and finds again what was not needed meanwhile") {
   splitmix64 random(31);
-  std::vector<job> jobs = {simple_job("old", random_tokens(random, 60), 40),
-                           simple_job("young", random_tokens(random, 60), 4)};
+  std::vector<job> jobs = {simple_job("old", some_text(random, 60), 40),
+                           simple_job("young", some_text(random, 60), 4)};
   setting s;
   s.batch = 2;
   s.blocks = 9;
@@ -373,8 +342,8 @@ TEST_CASE("the youngest goes first, waits for the old one, and finds again what 
 
 TEST_CASE("a preempted request sits out one step and finds what it had generated, too") {
   splitmix64 random(32);
-  const std::vector<job> jobs = {simple_job("old", random_tokens(random, 20), 40),
-                                 simple_job("young", random_tokens(random, 20), 40)};
+  const std::vector<job> jobs = {simple_job("old", some_text(random, 20), 40),
+                                 simple_job("young", some_text(random, 20), 40)};
   watched_cache cache(cache_for({}), 1, 0);
   cache.refuse_call = 2 + 2 * 29 + 1;  // the old one's row in step 30; the young one has written 49 tokens
   scheduler serve(*machine().model, cache, jobs, {2, 64, {}});
@@ -389,8 +358,8 @@ TEST_CASE("a preempted request sits out one step and finds what it had generated
 
 TEST_CASE("a request that is preempted when its row was planned already leaves the step") {
   splitmix64 random(33);
-  std::vector<job> jobs = {simple_job("two", random_tokens(random, 30), 10),
-                           simple_job("young", random_tokens(random, 5), 10)};
+  std::vector<job> jobs = {simple_job("two", some_text(random, 30), 10),
+                           simple_job("young", some_text(random, 5), 10)};
   jobs[0].samples = 2;
   setting s;
   s.kind = "contiguous";  // no forks: the second sample is computed while the young request decodes
@@ -408,9 +377,9 @@ TEST_CASE("a request that is preempted when its row was planned already leaves t
 
 TEST_CASE("a prompt with samples enters when there is a place for each of them") {
   splitmix64 random(34);
-  std::vector<job> jobs = {simple_job("first", random_tokens(random, 12), 6),
-                           simple_job("samples", random_tokens(random, 40), 12),
-                           simple_job("behind", random_tokens(random, 12), 6)};
+  std::vector<job> jobs = {simple_job("first", some_text(random, 12), 6),
+                           simple_job("samples", some_text(random, 40), 12),
+                           simple_job("behind", some_text(random, 12), 6)};
   jobs[1].samples = 3;
   jobs[1].how.temperature = 1;
   setting s;
@@ -447,8 +416,8 @@ TEST_CASE("a step holds at most the chunk's rows and the batch's sequences") {
 
 TEST_CASE("a long prompt does not hold up those that are decoding") {
   splitmix64 random(41);
-  const std::vector<job> jobs = {simple_job("decoding", random_tokens(random, 8), 30),
-                                 simple_job("long", random_tokens(random, 200), 4, 3)};
+  const std::vector<job> jobs = {simple_job("decoding", some_text(random, 8), 30),
+                                 simple_job("long", some_text(random, 200), 4, 3)};
   setting s;
   s.chunk = 16;
   const auto cache = cache_for(s);
@@ -462,8 +431,8 @@ TEST_CASE("a long prompt does not hold up those that are decoding") {
 
 TEST_CASE("time is the number of the step and jumps over idle stretches") {
   splitmix64 random(43);
-  const std::vector<job> jobs = {simple_job("late", random_tokens(random, 10), 3, 5000),
-                                 simple_job("early", random_tokens(random, 10), 3, 7)};
+  const std::vector<job> jobs = {simple_job("late", some_text(random, 10), 3, 5000),
+                                 simple_job("early", some_text(random, 10), 3, 7)};
   const auto cache = cache_for({});
   scheduler serve(*machine().model, *cache, jobs, {8, 32, {}});
   REQUIRE(serve.run({}));
@@ -474,7 +443,7 @@ TEST_CASE("time is the number of the step and jumps over idle stretches") {
 
 TEST_CASE("samples of a prompt share one prefill by forking, and each has its own seeded stream") {
   splitmix64 random(51);
-  job j = simple_job("poem", random_tokens(random, 45), 12);
+  job j = simple_job("poem", some_text(random, 45), 12);
   j.samples = 4;
   j.how.temperature = 1.5;
   j.how.seed = 77;
@@ -507,7 +476,7 @@ TEST_CASE("samples of a prompt share one prefill by forking, and each has its ow
 
 TEST_CASE("greedy samples of a prompt are equal, and none is lost when nothing is to be generated") {
   splitmix64 random(52);
-  job j = simple_job("same", random_tokens(random, 20), 6);
+  job j = simple_job("same", some_text(random, 20), 6);
   j.samples = 3;
   for (const std::string_view kind : cache_kind_names()) {
     for (const int max_new : {0, 6}) {
@@ -533,9 +502,9 @@ TEST_CASE("greedy samples of a prompt are equal, and none is lost when nothing i
 
 TEST_CASE("a conversation resends its exact history, and only paging reuses it") {
   splitmix64 random(61);
-  job j = simple_job("agent", random_tokens(random, 40), 10);
+  job j = simple_job("agent", some_text(random, 40), 10);
   j.end_of_turn = 2;
-  for (int i = 0; i < 6; ++i) j.follow_ups.push_back(random_tokens(random, 11));
+  for (int i = 0; i < 6; ++i) j.follow_ups.push_back(some_text(random, 11));
   for (const std::string_view kind : cache_kind_names()) {
     setting s;
     s.kind = kind;
@@ -563,7 +532,7 @@ TEST_CASE("a conversation resends its exact history, and only paging reuses it")
 
 TEST_CASE("a prompt is reused within its scope only") {
   splitmix64 random(71);
-  const auto prompt = random_tokens(random, 50);
+  const auto prompt = some_text(random, 50);
   std::vector<job> jobs;
   for (const char* tenant : {"a", "b", "", "a", "b", ""}) {
     job& j = jobs.emplace_back(
@@ -584,11 +553,11 @@ TEST_CASE("a prompt is reused within its scope only") {
 
 TEST_CASE("requests that share a prefix find it while the first one is still running") {
   splitmix64 random(72);
-  const auto common = random_tokens(random, 96);
+  const auto common = some_text(random, 96);
   std::vector<job> jobs;
   for (int i = 0; i < 6; ++i) {
     auto prompt = common;
-    const auto own = random_tokens(random, 10);
+    const auto own = some_text(random, 10);
     prompt.insert(prompt.end(), own.begin(), own.end());
     jobs.push_back(simple_job("job " + std::to_string(i), std::move(prompt), 20));
   }
@@ -604,9 +573,9 @@ TEST_CASE("requests that share a prefix find it while the first one is still run
 TEST_CASE("a request that does not fit even alone is named, and the others are served") {
   splitmix64 random(81);
   for (const int max_new : {4, 200}) {  // too long as a prompt, and by what it generates
-    std::vector<job> jobs = {simple_job("first", random_tokens(random, 30), 12),
-                             simple_job("giant", random_tokens(random, max_new == 4 ? 150 : 60), max_new),
-                             simple_job("last", random_tokens(random, 30), 12, 4)};
+    std::vector<job> jobs = {simple_job("first", some_text(random, 30), 12),
+                             simple_job("giant", some_text(random, max_new == 4 ? 150 : 60), max_new),
+                             simple_job("last", some_text(random, 30), 12, 4)};
     jobs[1].line = 17;
     for (const int chunk : {8, 300}) {
       setting s;
@@ -640,9 +609,9 @@ TEST_CASE("a request that does not fit even alone is named, and the others are s
 
 TEST_CASE("a conversation ends where a turn does not fit") {
   splitmix64 random(82);
-  job j = simple_job("agent", random_tokens(random, 40), 10);
+  job j = simple_job("agent", some_text(random, 40), 10);
   j.end_of_turn = 2;
-  for (int i = 0; i < 6; ++i) j.follow_ups.push_back(random_tokens(random, 20));
+  for (int i = 0; i < 6; ++i) j.follow_ups.push_back(some_text(random, 20));
   setting s;
   s.blocks = 8;
   const auto cache = cache_for(s);
@@ -660,8 +629,8 @@ TEST_CASE("a conversation ends where a turn does not fit") {
 
 TEST_CASE("another refusal of the cache ends the run and leaves no sequence open") {
   splitmix64 random(91);
-  const std::vector<job> jobs = {simple_job("a", random_tokens(random, 30), 12),
-                                 simple_job("b", random_tokens(random, 30), 12)};
+  const std::vector<job> jobs = {simple_job("a", some_text(random, 30), 12),
+                                 simple_job("b", some_text(random, 30), 12)};
   for (const int after : {0, 1, 5}) {
     watched_cache cache(cache_for({}), 1, 0);
     {
@@ -679,7 +648,7 @@ TEST_CASE("another refusal of the cache ends the run and leaves no sequence open
 
 TEST_CASE("waste is the part of the set aside memory in which no token lies") {
   splitmix64 random(95);
-  const std::vector<job> jobs = {simple_job("a", random_tokens(random, 20), 1)};
+  const std::vector<job> jobs = {simple_job("a", some_text(random, 20), 1)};
   setting s;
   s.chunk = 64;
   CHECK(serve_and_compare(s, jobs).waste_percent() == Approx(100.0 * (32 - 20) / 32));

@@ -14,7 +14,7 @@ namespace {
 constexpr double close_enough = 1e-4;
 
 llama_model& model() {
-  return *seeded_machine().model;
+  return *machine().model;
 }
 const kv_shape& shape() {
   return model().shape().kv;
@@ -91,7 +91,7 @@ TEST_CASE("the next token takes the slot of the one that went: no block comes or
   const auto text = some_text(70);
   for (const char* p : policies) {
     CAPTURE(p);
-    const auto cache = cache_of(model(), seeded_machine().pool);
+    const auto cache = cache_of(model(), machine().pool);
     session here = begin(model(), *cache, p, {.mode = drop_mode::stream});
     session moved = begin(model(), *cache, p, {.mode = drop_mode::stream, .in_place = false});
     masked_reference oracle(shape());
@@ -115,7 +115,7 @@ TEST_CASE("the next token takes the slot of the one that went: no block comes or
 }
 
 TEST_CASE("pinned tokens keep their place while others are taken over") {
-  const auto cache = cache_of(model(), seeded_machine().pool);
+  const auto cache = cache_of(model(), machine().pool);
   for (const char* p : policies) {
     CAPTURE(p);
     session s = begin(model(), *cache, p, {.mode = drop_mode::stream, .pinned = {5, 6, 7, 20, 31}});
@@ -137,7 +137,7 @@ TEST_CASE("forks of a text in overwritten slots go on as that text would have, e
   const auto more = some_text(20, 8), other = some_text(20, 9);
   for (const char* p : policies) {
     CAPTURE(p);
-    const auto cache = cache_of(model(), seeded_machine().pool);
+    const auto cache = cache_of(model(), machine().pool);
     const auto alone = [&](const std::vector<token_id>& rest) {
       session s = begin(model(), *cache, p, {.mode = drop_mode::stream});
       feed(s, text);
@@ -163,7 +163,7 @@ TEST_CASE("forks of a text in overwritten slots go on as that text would have, e
 TEST_CASE("beside a fork the blocks to be written over are copied, and if there are none nothing changes") {
   const auto text = some_text(40);
   const auto more = some_text(9, 8);
-  const auto cache = cache_of(model(), seeded_machine().pool, 8, 256, 5);
+  const auto cache = cache_of(model(), machine().pool, 8, 256, 5);
   auto a =
       std::make_unique<session>(begin(model(), *cache, "h2o:heavy=9,recent=7", {.mode = drop_mode::stream}));
   feed(*a, text);  // three blocks
@@ -179,7 +179,7 @@ TEST_CASE("beside a fork the blocks to be written over are copied, and if there 
   REQUIRE_FALSE(drafted);
   CHECK(drafted.error().code == "out_of_blocks");
   a.reset();  // then the blocks are its own
-  const auto roomy = cache_of(model(), seeded_machine().pool);
+  const auto roomy = cache_of(model(), machine().pool);
   session alone = begin(model(), *roomy, "h2o:heavy=9,recent=7", {.mode = drop_mode::stream});
   feed(alone, text);
   CHECK(feed(*b, more) == feed(alone, more));
@@ -188,7 +188,7 @@ TEST_CASE("beside a fork the blocks to be written over are copied, and if there 
 }
 
 TEST_CASE("what lies in no order is gathered in its order, and later steps find it") {
-  const auto cache = cache_of(model(), seeded_machine().pool);
+  const auto cache = cache_of(model(), machine().pool);
   masked_reference oracle(shape());
   changing::capacity() = 21;
   session s = begin_changing(*cache, drop_mode::stream);
@@ -215,7 +215,7 @@ TEST_CASE(
     "rows of one step behind a vacant slot see what is before them, and drafts of them can be taken back") {
   const auto text = some_text(30);
   const auto more = some_text(12, 8), wrong = some_text(7, 9);
-  const auto cache = cache_of(model(), seeded_machine().pool);
+  const auto cache = cache_of(model(), machine().pool);
   masked_reference oracle(shape());
   changing::capacity() = 1 << 20;
   session s = begin_changing(*cache, drop_mode::oneshot);

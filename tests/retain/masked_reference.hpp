@@ -4,6 +4,7 @@
 // Plain loops in double, one text, no code of the library.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,21 @@ class masked_reference final : public kv_backend {
  public:
   explicit masked_reference(const kv_shape& shape)
       : shape_(shape), heads_(static_cast<std::size_t>(shape.layers * shape.kv_heads)) {}
+
+  /// Is shown every row of weights: [position], 0 for what was dropped. May be empty.
+  std::function<void(int layer, int query_head, std::span<const double> weights)> watch;
+
+  /// Euclidean norm of a token's value.
+  double value_norm(int layer, int kv_head, int position) const {
+    const auto dim = static_cast<std::size_t>(shape_.head_dim);
+    const auto& h = heads_[static_cast<std::size_t>(layer * shape_.kv_heads + kv_head)];
+    double squares = 0;
+    for (std::size_t d = 0; d < dim; ++d) {
+      const double x = h.v[static_cast<std::size_t>(position) * dim + d];
+      squares += x * x;
+    }
+    return std::sqrt(squares);
+  }
 
   /// Only `kept` (text positions) can be seen from now on, and what comes later.
   void keep(int layer, int kv_head, std::span<const int> kept) {
@@ -59,7 +75,8 @@ class masked_reference final : public kv_backend {
       }
       for (int h = 0; h < shape_.query_heads; ++h) {
         const std::size_t at = static_cast<std::size_t>(row * shape_.query_heads + h) * dim;
-        attend_row(head(layer, h / group), position_ + row, q + at, out + at);
+        const auto weights = attend_row(head(layer, h / group), position_ + row, q + at, out + at);
+        if (watch) watch(layer, h, weights);
       }
     }
   }
@@ -84,7 +101,7 @@ class masked_reference final : public kv_backend {
       x[2 * i + 1] = even * std::sin(angle) + odd * std::cos(angle);
     }
   }
-  void attend_row(const one_head& at, int position, const float* q, float* out) const {
+  std::vector<double> attend_row(const one_head& at, int position, const float* q, float* out) const {
     const auto dim = static_cast<std::size_t>(shape_.head_dim);
     std::vector<double> query(q, q + dim);
     rotate(query.data(), position);
@@ -98,11 +115,13 @@ class masked_reference final : public kv_backend {
     const double most = *std::max_element(weight.begin(), weight.end());
     double sum = 0;
     for (double& w : weight) sum += (w = std::exp(w - most));
+    for (double& w : weight) w /= sum;
     std::vector<double> result(dim);
     for (std::size_t j = 0; j < weight.size(); ++j) {
-      for (std::size_t d = 0; d < dim; ++d) result[d] += weight[j] / sum * at.v[j * dim + d];
+      for (std::size_t d = 0; d < dim; ++d) result[d] += weight[j] * at.v[j * dim + d];
     }
     for (std::size_t d = 0; d < dim; ++d) out[d] = static_cast<float>(result[d]);
+    return weight;
   }
 
   kv_shape shape_;

@@ -40,7 +40,7 @@ const setting settings[] = {
 };
 
 llama_model& model() {
-  return *seeded_machine().model;
+  return *machine().model;
 }
 const kv_shape& shape() {
   return model().shape().kv;
@@ -53,7 +53,7 @@ TEST_CASE("one shot: dropping is masking, at every later step, in forks, and aft
   const auto more = some_text(33, 8);
   for (const setting& x : settings) {
     CAPTURE(x.text);
-    const auto cache = cache_of(model(), seeded_machine().pool);
+    const auto cache = cache_of(model(), machine().pool);
     masked_reference oracle(shape());
     session s = begin(model(), *cache, x.text, {.chunk = 23});
     CHECK(largest_difference(feed(s, text), oracle.feed(model(), text)) < close_enough);
@@ -87,7 +87,7 @@ TEST_CASE("stream: dropping is masking after every single token, also in a fork"
   const auto text = some_text(70);
   for (const setting& x : settings) {
     CAPTURE(x.text);
-    const auto cache = cache_of(model(), seeded_machine().pool);
+    const auto cache = cache_of(model(), machine().pool);
     masked_reference oracle(shape());
     session s = begin(model(), *cache, x.text, {.mode = drop_mode::stream});
     int turned = 0;
@@ -121,7 +121,7 @@ TEST_CASE("every cut of a prompt into steps gives the same keep-sets and the sam
     for (const drop_mode mode : {drop_mode::oneshot, drop_mode::stream}) {
       CAPTURE(x.text, static_cast<int>(mode));
       const auto run = [&](int chunk, int first) {
-        const auto cache = cache_of(model(), seeded_machine().pool);
+        const auto cache = cache_of(model(), machine().pool);
         session s = begin(model(), *cache, x.text, {.mode = mode, .chunk = chunk});
         feed(s, std::span(text).first(static_cast<std::size_t>(first)));
         feed(s, std::span(text).subspan(static_cast<std::size_t>(first)));
@@ -143,12 +143,12 @@ TEST_CASE("a batch of texts under different policies decodes each as if it were 
   const char* policies[] = {"h2o:heavy=11,recent=10", "full", "far_rms:capacity=21,recent=8,budget=global",
                             "streaming_llm:sinks=3,window=19"};
   for (int i = 0; i < 4; ++i) {
-    const auto cache = cache_of(model(), seeded_machine().pool);
+    const auto cache = cache_of(model(), machine().pool);
     session s = begin(model(), *cache, policies[i], {.mode = drop_mode::stream});
     feed(s, some_text(40 + i, static_cast<std::uint64_t>(i)));
     alone.push_back(feed(s, more));
   }
-  const auto cache = cache_of(model(), seeded_machine().pool);
+  const auto cache = cache_of(model(), machine().pool);
   std::vector<session> all;
   for (int i = 0; i < 4; ++i) {
     all.push_back(begin(model(), *cache, policies[i], {.mode = drop_mode::stream}));
@@ -177,7 +177,7 @@ TEST_CASE("a rejected draft leaves no trace: neither in the logits nor in what t
   const auto wrong = some_text(6, 99);
   for (const setting& x : settings) {
     CAPTURE(x.text);
-    const auto cache = cache_of(model(), seeded_machine().pool);
+    const auto cache = cache_of(model(), machine().pool);
     session plain = begin(model(), *cache, x.text, {.mode = drop_mode::stream});
     session drafting = begin(model(), *cache, x.text, {.mode = drop_mode::stream});
     feed(plain, text);
@@ -207,7 +207,7 @@ TEST_CASE("a rejected draft leaves no trace: neither in the logits nor in what t
 TEST_CASE("a fork that is given a policy late is one that had it from the start") {
   const auto text = some_text(61);
   const auto more = some_text(9, 8);
-  const auto cache = cache_of(model(), seeded_machine().pool);
+  const auto cache = cache_of(model(), machine().pool);
   session base = begin(model(), *cache, "full", {.remember = true});
   feed(base, text);
   for (const setting& x : settings) {
@@ -229,7 +229,7 @@ TEST_CASE(
     "a prefix from the cache gives what a cold run gives, and the policy's part of it is computed anew") {
   const auto text = some_text(61);
   const auto more = some_text(9, 8);
-  const auto cache = cache_of(model(), seeded_machine().pool);
+  const auto cache = cache_of(model(), machine().pool);
   {
     session writer = begin(model(), *cache, "full");
     feed(writer, text);

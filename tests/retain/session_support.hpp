@@ -7,29 +7,10 @@
 #include <vector>
 
 #include "masked_reference.hpp"
-#include "sampling.hpp"
 #include "session.hpp"
-#include "synthetic_model.hpp"
+#include "support/seeded_model.hpp"
 
 namespace engine::test {
-
-struct machine {
-  explicit machine(int threads) : pool(threads) {
-    static const bytes file = synthetic_model({}).serialise();
-    const auto opened = gguf_file::from_bytes(file);
-    REQUIRE(opened);
-    auto loaded = llama_model::load(*opened, pool);
-    REQUIRE(loaded);
-    model = std::move(*loaded);
-  }
-  thread_pool pool;
-  std::unique_ptr<llama_model> model;
-};
-
-inline machine& seeded_machine() {
-  static machine one(1);
-  return one;
-}
 
 inline std::unique_ptr<session_cache> cache_of(llama_model& model, thread_pool& pool, int block_size = 8,
                                                int max_tokens = 256, std::int64_t blocks = 0) {
@@ -62,13 +43,6 @@ inline std::vector<float> feed(session& s, std::span<const token_id> tokens) {
   auto logits = s.feed(tokens);
   if (!logits) FAIL(describe(logits.error()));
   return std::move(*logits);
-}
-
-inline std::vector<token_id> some_text(int tokens, std::uint64_t seed = 7) {
-  splitmix64 random(seed);
-  std::vector<token_id> out;
-  for (int i = 0; i < tokens; ++i) out.push_back(static_cast<token_id>(random.next() % 270));
-  return out;
 }
 
 using keep_sets = std::vector<std::vector<int>>;  // [layer * kv_heads + head]

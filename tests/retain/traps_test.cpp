@@ -12,13 +12,13 @@ using namespace engine::test;
 namespace {
 
 llama_model& model() {
-  return *seeded_machine().model;
+  return *machine().model;
 }
 const kv_shape& shape() {
   return model().shape().kv;
 }
 std::unique_ptr<session_cache> new_cache(std::int64_t blocks = 0) {
-  return cache_of(model(), seeded_machine().pool, 8, 256, blocks);
+  return cache_of(model(), machine().pool, 8, 256, blocks);
 }
 
 // Choosing must not be asked for where everything stays.
