@@ -229,41 +229,65 @@ void streaming_llm(benchmark::State& state, element type) {
   bench::report(state, "ns/token", work, limit, bench::at_most_ratio(1.02));
 }
 
+/// Heavy hitters in their steady state: as many tokens as slots, a sum for each, another per kv head and
+/// layer.
+class heavy_hitters {
+ public:
+  static constexpr int32_t slots = 4096, recent = 2048;
+
+  heavy_hitters(text& at, const model& m) : at_(at), m_(m), to_(heads()) {
+    sums_.resize(static_cast<size_t>(m.layers) * heads() * slots);
+    positions_.resize(sums_.size());
+    for (size_t i = 0; i < positions_.size(); ++i) positions_[i] = static_cast<int32_t>(i % slots);
+    scores_.resize(static_cast<size_t>(m.q_heads * m.slots));
+  }
+
+  /// One layer of the token at text position `position`.
+  bool step(int32_t layer, int32_t position) {
+    const size_t base = static_cast<size_t>(layer) * heads() * slots;
+    for (size_t h = 0; h < heads(); ++h) {
+      const auto sum = std::span(sums_).subspan(base + h * slots, slots);
+      const auto place = std::span(positions_).subspan(base + h * slots, slots);
+      const int32_t victim = victim_slot(sum, place, position - recent);
+      if (victim < 0) return false;
+      sum[static_cast<size_t>(victim)] = 0;
+      place[static_cast<size_t>(victim)] = position;
+      to_[h] = at_.slot(victim);
+    }
+    kvc_score what = dense_score(KVC_SCORE_WEIGHT, sums_.data() + base, slots, at_.lse2().data(), true);
+    what.key_score = scores_.data();
+    what.key_score_head_stride = m_.slots;
+    return at_.append(layer, to_, true) && at_.attend(layer, slots, 1, scores_.data()) &&
+           at_.score(layer, slots, 1, what);
+  }
+  /// Slots whose token came in a step.
+  int64_t taken() const {
+    return std::count_if(positions_.begin(), positions_.end(), [](int32_t p) { return p >= slots; });
+  }
+
+ private:
+  size_t heads() const { return static_cast<size_t>(m_.kv_heads); }
+
+  text& at_;
+  const model m_;
+  std::vector<float> sums_;         ///< [layers][kv heads][slots]
+  std::vector<int32_t> positions_;  ///< the same
+  std::vector<float> scores_;
+  std::vector<int64_t> to_;
+};
+
 void h2o(benchmark::State& state, element type) {
-  constexpr int32_t slots = 4096, recent = 2048;
+  constexpr int32_t slots = heavy_hitters::slots;
   const model m = long_text(type);
   text at(m);
   if (bench::failed(state, at.ok(), "no memory")) return;
-  const auto heads = static_cast<size_t>(m.kv_heads);
-  std::vector<float> sums(static_cast<size_t>(m.layers) * heads * slots);
-  std::vector<int32_t> positions(sums.size());
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i % slots);
-  std::vector<float> scores(static_cast<size_t>(m.q_heads * m.slots));
-  std::vector<int64_t> to(heads);
-  int32_t position = slots;
+  heavy_hitters kept(at, m);
   bool done = true;
-  const auto step = [&](int32_t layer) {
-    const size_t base = static_cast<size_t>(layer) * heads * slots;
-    for (size_t h = 0; h < heads; ++h) {
-      const auto sum = std::span(sums).subspan(base + h * slots, slots);
-      const auto place = std::span(positions).subspan(base + h * slots, slots);
-      const int32_t victim = victim_slot(sum, place, position - recent);
-      done = done && victim >= 0;
-      if (!done) return;
-      sum[static_cast<size_t>(victim)] = 0;
-      place[static_cast<size_t>(victim)] = position;
-      to[h] = at.slot(victim);
-    }
-    kvc_score what = dense_score(KVC_SCORE_WEIGHT, sums.data() + base, slots, at.lse2().data(), true);
-    what.key_score = scores.data();
-    what.key_score_head_stride = m.slots;
-    done = done && at.append(layer, to, true) && at.attend(layer, slots, 1, scores.data()) &&
-           at.score(layer, slots, 1, what);
-  };
+  int32_t position = slots;
   bench::rounds work, limit;
   for (auto _ : state) {
     const double start = at.seconds();
-    for (int32_t layer = 0; layer < m.layers; ++layer) step(layer);
+    for (int32_t layer = 0; layer < m.layers; ++layer) done = done && kept.step(layer, position);
     const double middle = at.seconds();
     for (int32_t layer = 0; layer < m.layers; ++layer) done = done && at.attend(layer, slots, 1);
     work.add((middle - start) * 1e9);
@@ -272,8 +296,7 @@ void h2o(benchmark::State& state, element type) {
     ++position;
   }
   // In every step each head takes one token in and lets one go.
-  const auto taken = std::count_if(positions.begin(), positions.end(), [](int32_t p) { return p >= slots; });
-  done = done && taken == static_cast<int64_t>(heads) * m.layers * static_cast<int64_t>(state.iterations());
+  done = done && kept.taken() == int64_t{m.kv_heads} * m.layers * static_cast<int64_t>(state.iterations());
   if (bench::failed(state, done, "a step failed")) return;
   bench::report(state, "ns/token", work, limit, bench::at_most_ratio(1.25));
 }
