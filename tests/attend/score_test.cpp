@@ -469,3 +469,33 @@ TEST_CASE("a weight is at most 1 whatever lse2 says", "[score]") {
     for (int32_t j = 0; j < 70; ++j) CHECK(sum[static_cast<size_t>(j)] == 1);
   }
 }
+
+TEST_CASE("the documented decode step gives every key its share", "[score]") {
+  world w({.heads = 2, .group = 3, .block = 16}, {100}, 3);
+  w.append_all();
+  const std::vector<query> qs{w.ask(0, {99})};
+  const ragged r(w, qs, {100});
+  attention attend = plan_for(w, r, {});
+  const kvc_kv& kv = w.kv();
+  const kvc_batch& batch = r.batch;
+  const kvc_softmax softmax = causal_softmax(0.125f);
+  const kvc_rows q = rows_of(w, r.values);
+  const int32_t q_heads = 6, dim = 64, slots = 100;
+  std::vector<float> o(6 * 64), lse2(6), scores(600), sums(200);
+  // [decode]
+  kvc_out out = dense_out(o.data(), element::f32, q_heads, dim, lse2.data());
+  out.key_score = scores.data();  // [q_heads][slots], scratch
+  out.key_score_head_stride = slots;
+  status done = attend.run(kv, batch, q, softmax, out);
+  // Column sums of every kv head, [kv_heads][slots]: sums += weights of the query heads of its group.
+  kvc_score what = dense_score(KVC_SCORE_WEIGHT, sums.data(), slots, lse2.data(), true);
+  what.key_score = scores.data();
+  what.key_score_head_stride = slots;
+  if (done) done = attend.score(kv, batch, {}, softmax, what);
+  // [decode]
+  REQUIRE(done);
+  for (int32_t h = 0; h < 2; ++h) {
+    const float all = std::accumulate(sums.begin() + h * slots, sums.begin() + (h + 1) * slots, 0.0f);
+    CHECK(std::abs(all - 3) < 1e-5);
+  }
+}
