@@ -34,13 +34,23 @@ const char* name_of(drop_mode mode) {
   return mode == drop_mode::oneshot ? "oneshot" : "out_of_blocks";
 }
 
+// Whole blocks go whatever lies in them, so such a policy can keep a pinned token only among its sinks.
+static status check_pinned(const std::vector<int>& pinned, const kvcache::retention& policy, int unit) {
+  for (std::size_t i = 0; i < pinned.size(); ++i) {
+    if (pinned[i] < 0 || (i > 0 && pinned[i] <= pinned[i - 1]))
+      return bad_input("bad_value", "pinned", std::to_string(pinned[i]));
+  }
+  const keep_plan late =
+      policy.policy.plan({.held = 1 << 28, .incoming = 0, .unit = unit, .prefill_end = true});
+  if (late.form == drop_form::whole_blocks && !pinned.empty() && pinned.back() >= late.sinks)
+    return bad_input("unsupported", "pinned", std::to_string(pinned.back()) + ", whole blocks go");
+  return {};
+}
+
 result<session> session::create(llama_model& model, session_cache& cache, const kvcache::retention& policy,
                                 const session_options& options) {
   session_cache::parts& parts = *cache.parts_;
-  for (std::size_t i = 0; i < options.pinned.size(); ++i) {
-    if (options.pinned[i] < 0 || (i > 0 && options.pinned[i] <= options.pinned[i - 1]))
-      return bad_input("bad_value", "pinned", std::to_string(options.pinned[i]));
-  }
+  if (status s = check_pinned(options.pinned, policy, parts.config.block_size); !s) return s.error();
   if (options.chunk < 1) return bad_input("bad_value", "chunk", std::to_string(options.chunk));
   const auto free = std::find(parts.by_slot.begin(), parts.by_slot.end(), nullptr);
   if (free == parts.by_slot.end())
@@ -118,6 +128,8 @@ result<session> session::fork_as(const kvcache::retention& policy, drop_mode mod
                                                   .prefill_end = false})
                                            .form != drop_form::nothing)
     return cannot_run("unsupported", "mode", "stream, behind the first drop");
+  if (status s = check_pinned(state_->options.pinned, policy, state_->cache->config.block_size); !s)
+    return s.error();
   auto made = copy();
   if (!made) return made;
   state& s = *made->state_;

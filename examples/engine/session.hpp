@@ -42,7 +42,9 @@ struct session_options {
   int chunk = 128;                                ///< most rows of one step
   cache_scope scope = cache_scope::only("text");  ///< who may share the prefix
   std::span<const token_id> prompt{};             ///< looked up in the cache; see session::reused()
-  std::vector<int> pinned{};                      ///< text positions that are never dropped, ascending
+  /// Text positions that are never dropped, ascending. Refused with a policy that drops whole blocks, unless
+  /// they are among its sinks.
+  std::vector<int> pinned{};
   /// Keeps every query, so that a fork may be under any policy (fork_as). Memory: a query per token and
   /// layer.
   bool remember = false;

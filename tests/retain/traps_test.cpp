@@ -214,6 +214,12 @@ TEST_CASE("pinned tokens are never dropped, and count in the budget") {
   feed(s, some_text(20));
   CHECK(s.compress().error().field == "pinned");
   CHECK(s.dropped() == 0);
+  // Whole blocks go whatever lies in them: refused, not dropped in silence.
+  const auto cut = policy("streaming_llm:sinks=4,window=12");
+  CHECK(session::create(model(), *cache, cut, {.pinned = {3, 8}}).error().value == "8, whole blocks go");
+  CHECK(session::create(model(), *cache, cut, {.pinned = {3, 7}}));
+  session base = begin(model(), *cache, "full", {.pinned = {8}, .remember = true});
+  CHECK(base.fork_as(cut).error().field == "pinned");
 }
 
 TEST_CASE("beside a live fork a drop costs memory: refused by name, and nothing has changed") {
