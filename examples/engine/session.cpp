@@ -156,7 +156,8 @@ int session::position() const {
 }
 
 int session::dropped() const {
-  const std::int64_t all = std::int64_t{state_->position} * static_cast<std::int64_t>(state_->tokens.size());
+  const int computed = state_->position + (state_->drafting ? state_->drafted : 0);
+  const std::int64_t all = std::int64_t{computed} * static_cast<std::int64_t>(state_->tokens.size());
   return static_cast<int>((all - state_->tokens_held()) / static_cast<std::int64_t>(state_->tokens.size()));
 }
 

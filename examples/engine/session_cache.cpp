@@ -76,6 +76,26 @@ void session_cache::parts::run_commands(std::span<const kvc_keep> keeps) {
   whole.end_step();
 }
 
+// Room for `tokens`, or for as many of them as there are blocks: then the policy is asked for some when not
+// one more fits. Steps end where a block does, so what is dropped does not depend on how many were asked for.
+result<int> session_cache::parts::make_room(state& s, int tokens, bool draft) {
+  const bool asks = s.options.mode == drop_mode::out_of_blocks;
+  int rows = asks && s.split() ? std::min(tokens, 1) : tokens;
+  for (bool dropped = false;;) {
+    const status done = extend(s, rows, draft);
+    if (done) return rows;
+    if (!asks || done.error().code != "out_of_blocks") return done.error();
+    const int fewer = (s.slots() + rows - 1) / config.block_size * config.block_size - s.slots();
+    if (fewer >= 1 && !s.split()) {
+      rows = fewer;
+      continue;
+    }
+    if (dropped || !drop(s, drop_reason::no_block)) return done.error();
+    dropped = true;
+    rows = s.split() ? 1 : tokens;
+  }
+}
+
 // A slot that a token left is taken first. Its block must be this text's own; that the cache counts the token
 // as dropped waits until the newcomer is final.
 status session_cache::parts::extend_whole(state& s, int tokens, bool draft) {

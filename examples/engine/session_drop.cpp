@@ -8,11 +8,15 @@
 
 namespace engine {
 
-status session_cache::parts::drop(state& s, bool prefill_end) {
-  const keep_plan plan = s.what.policy.plan(
-      {.held = s.mean_held(), .incoming = 0, .unit = config.block_size, .prefill_end = prefill_end});
+status session_cache::parts::drop(state& s, drop_reason why) {
+  // For want of blocks all goes that the policy can spare, however many it would otherwise let gather.
+  const keep_plan plan = s.what.policy.plan({.held = s.mean_held(),
+                                             .incoming = 0,
+                                             .unit = config.block_size,
+                                             .prefill_end = why != drop_reason::token});
+  const bool at_a_loss = s.options.at_a_loss && why != drop_reason::no_block;
   if (plan.form == drop_form::nothing) return {};
-  if (plan.form == drop_form::whole_blocks) return cut(s, plan);
+  if (plan.form == drop_form::whole_blocks) return cut(s, plan, at_a_loss);
   auto kept = choose(s, plan);
   if (!kept) return kept.error();
   if (takes_over(s, plan)) {
@@ -25,7 +29,7 @@ status session_cache::parts::drop(state& s, bool prefill_end) {
   if (s.split()) {
     done = gather_heads(s, *kept);
   } else if (std::all_of(kept->begin(), kept->end(), as_many)) {
-    done = gather_whole(s, plan, *kept);
+    done = gather_whole(s, plan, *kept, at_a_loss);
   } else {
     done = split(s, *kept);
   }
@@ -64,11 +68,13 @@ void session_cache::parts::vacate(state& s, const std::vector<std::vector<std::i
   }
 }
 
-status session_cache::parts::cut(state& s, const keep_plan& plan) {
+status session_cache::parts::cut(state& s, const keep_plan& plan, bool at_a_loss) {
   if (s.split()) return cannot_run("unsupported", "policy", "whole blocks of heads of different lengths");
   if (!s.tokens[0].ordered()) return cannot_run("unsupported", "policy", "whole blocks of slots in no order");
   const int drop = s.slots() - plan.keep;
-  if (auto done = s.whole.retain(plan, 0, s.options.at_a_loss); !done) return to_error(done.error());
+  // A step that was refused may have left room behind, which is no part of the plan.
+  if (s.whole.held() > s.slots()) (void)s.whole.truncate(s.slots());
+  if (auto done = s.whole.retain(plan, 0, at_a_loss); !done) return to_error(done.error());
   run_commands();
   for (head_slots& head : s.tokens) head.erase(plan.sinks, drop);
   return {};
@@ -118,12 +124,13 @@ result<std::vector<std::vector<std::int32_t>>> session_cache::parts::choose(stat
 }
 
 status session_cache::parts::gather_whole(state& s, const keep_plan& plan,
-                                          const std::vector<std::vector<std::int32_t>>& kept) {
+                                          const std::vector<std::vector<std::int32_t>>& kept,
+                                          bool at_a_loss) {
   keep_plan exact = plan;
   exact.form = drop_form::gather;
   exact.keep = static_cast<std::int32_t>(kept.front().size());
   exact.sinks = exact.recent = 0;  // said by the lists
-  if (auto done = s.whole.retain(exact, 0, s.options.at_a_loss); !done) return to_error(done.error());
+  if (auto done = s.whole.retain(exact, 0, at_a_loss); !done) return to_error(done.error());
   std::vector<std::int32_t> lists;
   for (const auto& list : kept) lists.insert(lists.end(), list.begin(), list.end());
   std::vector<kvc_keep> keeps(static_cast<std::size_t>(config.max_sequences));

@@ -31,12 +31,14 @@ result<std::vector<float>> session::feed(std::span<const token_id> tokens, obser
         static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk)));
     if (s.options.mode == drop_mode::stream)
       rows = rows_until_drop(s.what, s.mean_held(), s.cache->config.block_size, rows);
+    const auto room = s.cache->make_room(s, rows, false);
+    if (!room) return room.error();
+    rows = *room;
     wanted_rows.clear();
     for (int r = 0; r < rows; ++r) {
       if (which == observe::all || static_cast<std::size_t>(r) + 1 == tokens.size()) wanted_rows.push_back(r);
     }
     step.resize(wanted_rows.size() * vocabulary);
-    if (status done = s.cache->extend(s, rows, false); !done) return done.error();
     const step_segment segment{s.slot, s.position, rows};
     if (status done = s.model->forward(tokens.first(static_cast<std::size_t>(rows)), {&segment, 1},
                                        wanted_rows, *s.cache, step);
@@ -47,14 +49,14 @@ result<std::vector<float>> session::feed(std::span<const token_id> tokens, obser
     logits.insert(logits.end(), step.begin(), step.end());
     tokens = tokens.subspan(static_cast<std::size_t>(rows));
     if (s.options.mode != drop_mode::stream) continue;
-    if (status done = s.cache->drop(s, false); !done) return done.error();
+    if (status done = s.cache->drop(s, drop_reason::token); !done) return done.error();
   }
   return logits;
 }
 
 status session::compress() {
   if (state_->drafting) return cannot_run("busy", "draft", std::to_string(state_->drafted));
-  return state_->cache->drop(*state_, true);
+  return state_->cache->drop(*state_, drop_reason::prompt_end);
 }
 
 result<std::vector<float>> session::draft(std::span<const token_id> tokens) {
@@ -65,7 +67,9 @@ result<std::vector<float>> session::draft(std::span<const token_id> tokens) {
       static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk)));
   if (s.options.mode == drop_mode::stream)
     rows = rows_until_drop(s.what, s.mean_held(), s.cache->config.block_size, rows);
-  if (status done = s.cache->extend(s, rows, true); !done) return done.error();
+  const auto room = s.cache->make_room(s, rows, true);
+  if (!room) return room.error();
+  rows = *room;
   std::vector<int> wanted_rows(static_cast<std::size_t>(rows));
   std::iota(wanted_rows.begin(), wanted_rows.end(), 0);
   std::vector<float> logits(wanted_rows.size() * static_cast<std::size_t>(s.model->shape().vocabulary));
@@ -107,7 +111,7 @@ status session::accept(int n) {
   s.position += n;
   s.drafting = false;
   s.drafted = 0;
-  return s.options.mode == drop_mode::stream ? s.cache->drop(s, false) : status();
+  return s.options.mode == drop_mode::stream ? s.cache->drop(s, drop_reason::token) : status();
 }
 
 status session::advance(std::span<session* const> sessions, std::span<const token_id> tokens,
@@ -119,7 +123,7 @@ status session::advance(std::span<session* const> sessions, std::span<const toke
   for (session* one : sessions) {
     state& s = *one->state_;
     if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
-    if (status done = s.cache->extend(s, 1, false); !done) return done;
+    if (const auto room = s.cache->make_room(s, 1, false); !room) return room.error();
     segments.push_back({s.slot, s.position, 1});
     rows.push_back(static_cast<int>(rows.size()));
   }
@@ -132,7 +136,7 @@ status session::advance(std::span<session* const> sessions, std::span<const toke
     s.cache->count_overwritten(s);
     ++s.position;
     if (s.options.mode != drop_mode::stream) continue;
-    if (status done = s.cache->drop(s, false); !done) return done;
+    if (status done = s.cache->drop(s, drop_reason::token); !done) return done;
   }
   return {};
 }

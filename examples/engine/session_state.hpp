@@ -69,6 +69,9 @@ struct session::state {
   int slots() const { return tokens[0].slots(); }
 };
 
+/// Why a drop is tried.
+enum class drop_reason { token, prompt_end, no_block };
+
 /// The cache: memory, steps and drops of all texts.
 struct session_cache::parts final : kv_backend {
   using state = session::state;
@@ -84,6 +87,7 @@ struct session_cache::parts final : kv_backend {
 
   layer_keys keys_of(const state& s, int layer);
   std::vector<float> value_norms(const state& s, int layer, int kv_head) const;
+  result<int> make_room(state& s, int tokens, bool draft);
   status extend(state& s, int tokens, bool draft);
   status extend_whole(state& s, int tokens, bool draft);
   void count_overwritten(state& s);
@@ -91,13 +95,14 @@ struct session_cache::parts final : kv_backend {
   void run_split_commands(std::span<const kvc_keep> keeps = {});
 
   // Dropping.
-  status drop(state& s, bool prefill_end);
-  status cut(state& s, const keep_plan& plan);
+  status drop(state& s, drop_reason why);
+  status cut(state& s, const keep_plan& plan, bool at_a_loss);
   bool takes_over(const state& s, const keep_plan& plan) const;
   void vacate(state& s, const std::vector<std::vector<std::int32_t>>& kept);
   result<std::vector<std::vector<float>>> scores(state& s);
   result<std::vector<std::vector<std::int32_t>>> choose(state& s, const keep_plan& plan);
-  status gather_whole(state& s, const keep_plan& plan, const std::vector<std::vector<std::int32_t>>& kept);
+  status gather_whole(state& s, const keep_plan& plan, const std::vector<std::vector<std::int32_t>>& kept,
+                      bool at_a_loss);
   status gather_heads(state& s, const std::vector<std::vector<std::int32_t>>& kept);
   status split(state& s, const std::vector<std::vector<std::int32_t>>& kept);
 
