@@ -145,14 +145,14 @@ TEST_CASE("heads too short for their part keep all they have") {
 TEST_CASE("the victim is the lowest score that may go, of equals the highest position") {
   std::mt19937 random(static_cast<uint32_t>(test::test_seed("victim", 5)));
   for (int64_t round = 0; round < test::effort(2000); ++round) {
-    const size_t n = random() % 70;
+    const size_t n = random() % (round % 8 == 0 ? 1000 : 70);
     std::vector<float> scores(n);
     std::vector<int32_t> positions(n);
     std::iota(positions.begin(), positions.end(), 3);
     std::shuffle(positions.begin(), positions.end(), random);
     for (float& s : scores) s = static_cast<float>(random() % (round % 2 == 0 ? 4 : 1000));
     if (n > 0 && round % 5 == 0) scores[random() % n] = std::numeric_limits<float>::infinity();
-    const auto before = static_cast<int32_t>(random() % 80);
+    const auto before = static_cast<int32_t>(random() % (n + 10));
     int32_t right = -1;
     for (size_t i = 0; i < n; ++i) {
       if (positions[i] >= before) continue;

@@ -92,37 +92,49 @@ inline result<int32_t> select_slots(std::span<const float> scores, const protect
   return budget;
 }
 
-/// The slot whose token goes where the next one takes its place (`drop_form::overwrite`): the lowest score
-/// among the tokens at text positions below `before`, so that later ones are protected; of equals the highest
-/// position. `positions`: as long as scores, in any order. Returns -1 if none may go. Requires: no score is
-/// NaN. Cost: two passes over the slots, in vectors.
-inline int32_t victim_slot(std::span<const float> scores, std::span<const int32_t> positions,
-                           int32_t before) noexcept {
+namespace detail {
+
+/// The lowest of `count` scores, at most a run, of tokens before `before`; infinite if there is none.
+inline float lowest_of(const float* scores, const int32_t* positions, size_t count, int32_t before) noexcept {
   constexpr size_t lanes = 16;
   constexpr float none = std::numeric_limits<float>::infinity();
-  const size_t whole = scores.size() / lanes * lanes;
   float least[lanes];
   std::fill(least, least + lanes, none);
   const auto lower = [&](size_t i, float& than) {
     const float score = positions[i] < before ? scores[i] : none;
     than = score < than ? score : than;
   };
-  for (size_t i = 0; i < whole; i += lanes) {
+  size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
     for (size_t k = 0; k < lanes; ++k) lower(i + k, least[k]);
   }
-  for (size_t i = whole; i < scores.size(); ++i) lower(i, least[0]);
-  const float lowest = *std::min_element(least, least + lanes);
+  for (; i < count; ++i) lower(i, least[0]);
+  return *std::min_element(least, least + lanes);
+}
+
+}  // namespace detail
+
+/// The slot whose token goes where the next one takes its place (`drop_form::overwrite`): the lowest score
+/// among the tokens at text positions below `before`, so that later ones are protected; of equals the highest
+/// position. `positions`: as long as scores, in any order. Returns -1 if none may go. Requires: no score is
+/// NaN. Cost: one pass over the slots, in vectors, and another over the few runs of them that may hold it.
+inline int32_t victim_slot(std::span<const float> scores, std::span<const int32_t> positions,
+                           int32_t before) noexcept {
+  constexpr size_t run = 256;
+  float lowest = std::numeric_limits<float>::infinity();
   int32_t victim = -1;
-  const auto look = [&](size_t i) {
-    if (scores[i] != lowest || positions[i] >= before) return;
-    if (victim < 0 || positions[i] > positions[static_cast<size_t>(victim)]) victim = static_cast<int32_t>(i);
-  };
-  for (size_t i = 0; i < whole; i += lanes) {
-    int32_t any = 0;
-    for (size_t k = 0; k < lanes; ++k) any |= scores[i + k] == lowest;
-    for (size_t k = 0; any != 0 && k < lanes; ++k) look(i + k);
+  for (size_t first = 0; first < scores.size(); first += run) {
+    const size_t last = std::min(first + run, scores.size());
+    const float here = detail::lowest_of(&scores[first], &positions[first], last - first, before);
+    if (here > lowest) continue;
+    if (here < lowest) victim = -1;
+    lowest = here;
+    for (size_t i = first; i < last; ++i) {
+      if (scores[i] != lowest || positions[i] >= before) continue;
+      if (victim >= 0 && positions[i] < positions[static_cast<size_t>(victim)]) continue;
+      victim = static_cast<int32_t>(i);
+    }
   }
-  for (size_t i = whole; i < scores.size(); ++i) look(i);
   return victim;
 }
 
