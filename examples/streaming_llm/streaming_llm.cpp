@@ -54,7 +54,7 @@ class stream {
 
   engine::status open() {
     for (const std::string& policy :
-         {o_.policy, "window:" + std::to_string(most_held(o_)), std::string("full")}) {
+         {o_.policy, "window:" + std::to_string(most_held(o_) - 1), std::string("full")}) {
       auto made =
           policies::begin(world_, policy, {.mode = engine::drop_mode::stream, .chunk = o_.common.chunk});
       if (!made) return made.error();

@@ -111,6 +111,14 @@ TEST_CASE("stream: dropping is masking after every single token, also in a fork"
     }
     CHECK(off < close_enough);
     CHECK(cache->check() == nullptr);
+    // Preempted, then computed again from the first token in steps of any size.
+    const auto kept = kept_of(s, shape());
+    { const session gone = std::move(s); }
+    session again = begin(model(), *cache, x.text, {.mode = drop_mode::stream});
+    feed(again, text);
+    CHECK(kept_of(again, shape()) == kept);
+    const token_id next = text.front();
+    CHECK(largest_difference(feed(again, {&next, 1}), oracle.feed(model(), {&next, 1})) < close_enough);
   }
 }
 
@@ -256,9 +264,66 @@ TEST_CASE(
       const auto indexed = warm.commit(whole);
       REQUIRE(indexed);
       CHECK(*indexed == 0);
+      auto branch = warm.fork();
+      REQUIRE(branch);
+      const auto of_branch = branch->commit(whole);
+      REQUIRE(of_branch);
+      CHECK(*of_branch == 0);
     }
   }
   session reader = begin(model(), *cache, "full", {.prompt = text});
   CHECK(reader.reused() == 56);  // other users' prefix is still there
   CHECK(cache->check() == nullptr);
+}
+
+TEST_CASE("beams that multiply and die under a policy are texts that were fed alone") {
+  const auto prompt = some_text(40);
+  constexpr std::size_t width = 3;
+  for (const setting& x : settings) {
+    CAPTURE(x.text);
+    const auto cache = cache_of(model(), machine().pool);
+    std::vector<session> beams;
+    std::vector<std::vector<token_id>> texts(width, prompt);
+    beams.push_back(begin(model(), *cache, x.text, {.mode = drop_mode::stream}));
+    feed(beams[0], prompt);
+    while (beams.size() < width) {
+      auto branch = beams[0].fork();
+      REQUIRE(branch);
+      beams.push_back(std::move(*branch));
+    }
+    splitmix64 random(3);
+    std::vector<float> logits;
+    for (int step = 0; step < 12; ++step) {
+      // Each survivor is a copy of some beam, as a search would choose them; most steps let one die.
+      std::vector<std::size_t> from;
+      for (std::size_t b = 0; b < width; ++b) from.push_back(step % 3 == 2 ? b : random.next() % width);
+      std::vector<session> next;
+      std::vector<std::vector<token_id>> next_texts;
+      for (const std::size_t parent : from) {
+        auto branch = beams[parent].fork();
+        REQUIRE(branch);
+        next.push_back(std::move(*branch));
+        next_texts.push_back(texts[parent]);
+        next_texts.back().push_back(static_cast<token_id>(random.next() % 270));
+      }
+      beams = std::move(next);
+      texts = std::move(next_texts);
+      std::vector<session*> members;
+      std::vector<token_id> tokens;
+      for (std::size_t b = 0; b < width; ++b) {
+        members.push_back(&beams[b]);
+        tokens.push_back(texts[b].back());
+      }
+      REQUIRE(session::advance(members, tokens, logits));
+    }
+    const auto vocabulary = static_cast<std::ptrdiff_t>(model().shape().vocabulary);
+    for (std::size_t b = 0; b < width; ++b) {
+      session alone = begin(model(), *cache, x.text, {.mode = drop_mode::stream});
+      const auto expected = feed(alone, texts[b]);
+      CHECK(kept_of(beams[b], shape()) == kept_of(alone, shape()));
+      CHECK(std::equal(expected.end() - vocabulary, expected.end(),
+                       logits.begin() + static_cast<std::ptrdiff_t>(b) * vocabulary));
+    }
+    CHECK(cache->check() == nullptr);
+  }
 }

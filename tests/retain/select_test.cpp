@@ -68,6 +68,14 @@ TEST_CASE("what stays is protected or best, ties go to the lower slot, for every
   }
 }
 
+TEST_CASE("of equals the first ones stay, where a sort or a heap would take any") {
+  std::vector<float> scores(12);
+  scores[3] = 1;
+  CHECK(select(scores, {}, 5) == std::vector<int32_t>{0, 1, 2, 3, 4});
+  CHECK(select(scores, {}, 1) == std::vector<int32_t>{3});
+  CHECK(select(scores, {0, 2, {}}, 5) == std::vector<int32_t>{0, 1, 3, 10, 11});
+}
+
 TEST_CASE("more pinned slots than may stay are refused by number") {
   const std::vector<float> scores(8);
   std::vector<int32_t> scratch(8), kept(8);
