@@ -2,7 +2,7 @@
 //
 // own_policy: what a user adds to the library's policies without changing it.
 //
-//   a scorer        a plan and a score, in fifteen lines: scorers.hpp
+//   a scorer        a plan and a score, in eleven lines: scorers.hpp
 //   a predictor     the same with weights that were trained elsewhere
 //   pinned ranges   "never drop these", under any policy
 //
@@ -123,7 +123,7 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   out.claim("the key is lost without the pins and known with them",
             dropped.nll > full.nll + 1 && pinned.nll < dropped.nll / 2);
   return engine::formatted(
-      "a scorer of 9 lines chooses as the library's; %zu pinned tokens bring a lost key back: NLL "
+      "a scorer of 11 lines chooses as the library's; %zu pinned tokens bring a lost key back: NLL "
       "%.2f instead of %.2f (full cache %.2f), in the same budget",
       told, pinned.nll, dropped.nll, full.nll);
 }
