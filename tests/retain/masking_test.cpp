@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "session_support.hpp"
+#include "support/environment.hpp"
 
 using namespace engine;
 using namespace engine::test;
@@ -279,6 +280,7 @@ TEST_CASE(
 TEST_CASE("beams that multiply and die under a policy are texts that were fed alone") {
   const auto prompt = some_text(40);
   constexpr std::size_t width = 3;
+  const int steps = std::max(4, static_cast<int>(kvcache::test::effort(12)));
   for (const setting& x : settings) {
     CAPTURE(x.text);
     const auto cache = cache_of(model(), machine().pool);
@@ -293,7 +295,7 @@ TEST_CASE("beams that multiply and die under a policy are texts that were fed al
     }
     splitmix64 random(3);
     std::vector<float> logits;
-    for (int step = 0; step < 12; ++step) {
+    for (int step = 0; step < steps; ++step) {
       // Each survivor is a copy of some beam, as a search would choose them; most steps let one die.
       std::vector<std::size_t> from;
       for (std::size_t b = 0; b < width; ++b) from.push_back(step % 3 == 2 ? b : random.next() % width);
