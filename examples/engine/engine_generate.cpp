@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// engine_generate: continues one prompt. With --repeat the same prompt runs again against the same cache,
-// which shows what is reused; ids, text and steps are those of the last run.
+// engine_generate: continues one prompt, with all tokens kept or under a retention policy. With --repeat the
+// same prompt runs again against the same cache, which shows what is reused; ids, text and steps are those of
+// the last run.
 
 #include <algorithm>
 #include <cinttypes>
@@ -17,6 +18,9 @@ using engine::json;
 
 struct options {
   engine::common_options common;
+  engine::policy_options retention;
+  std::int64_t blocks = 0;
+  bool cache_given = false;
   std::optional<std::string> prompt, prompt_file, chat;
   std::vector<engine::token_id> ids;
   bool plain = false;
@@ -30,6 +34,9 @@ struct options {
 
 void add_options(CLI::App& app, options& o) {
   add_common_options(app, o.common);
+  add_policy_options(app, o.retention);
+  app.add_option("--blocks", o.blocks, "with a policy: size of the pool; default: enough for the text")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{INT32_MAX}));
   auto* source = app.add_option_group("source", "what to continue");
   source->add_option("--prompt", o.prompt, "text");
   source->add_option("--prompt-file", o.prompt_file, "file with the text");
@@ -83,8 +90,15 @@ json step_json(int position, std::span<const float> logits, int top) {
   return {{"pos", position}, {"lse", engine::log_sum_exp(logits)}, {"top", best}, {"fnv", hash}};
 }
 
+/// Where the text is kept: one of them.
+struct cache {
+  std::unique_ptr<engine::cache_kind> kind;
+  std::unique_ptr<engine::session_cache> sessions;
+  std::optional<engine::dropping> how;  ///< of the sessions
+};
+
 // One run; fills the parts of the document that describe the last run.
-engine::status run_once(const options& o, engine::loaded& parts, engine::cache_kind& cache,
+engine::status run_once(const options& o, engine::loaded& parts, cache& cache,
                         std::span<const engine::token_id> prompt, json& document) {
   engine::generation_options how;
   how.max_new = o.max_new;
@@ -99,13 +113,21 @@ engine::status run_once(const options& o, engine::loaded& parts, engine::cache_k
     std::fwrite(text.data(), 1, text.size(), progress);
     std::fflush(progress);
   };
-  const auto made = engine::generate(
-      *parts.model, cache, prompt, engine::cache_scope::only("generate"), how,
-      [&](engine::token_id id) { return parts.text->is_stop(id); },
-      [&](engine::token_id id) { print(printer.push(id)); },
-      [&](int position, std::span<const float> logits) {
-        if (o.common.as_json) steps.push_back(step_json(position, logits, o.top));
-      });
+  const auto scope = engine::cache_scope::only("generate");
+  const auto is_stop = [&](engine::token_id id) { return parts.text->is_stop(id); };
+  const auto on_token = [&](engine::token_id id) { print(printer.push(id)); };
+  const auto observer = [&](int position, std::span<const float> logits) {
+    if (o.common.as_json) steps.push_back(step_json(position, logits, o.top));
+  };
+  const auto generate = [&]() -> engine::result<engine::kept_generation> {
+    if (cache.sessions)
+      return engine::generate(*parts.model, *cache.sessions, *cache.how, prompt, scope,
+                              engine::kv_type_of(o.common.type), how, is_stop, on_token, observer);
+    auto all = engine::generate(*parts.model, *cache.kind, prompt, scope, how, is_stop, on_token, observer);
+    if (!all) return all.error();
+    return engine::kept_generation{std::move(*all)};
+  };
+  const auto made = generate();
   if (!made) return made.error();
   print(printer.flush() + "\n");
   const int decoded = std::max(1, static_cast<int>(made->ids.size()) - 1);
@@ -118,10 +140,35 @@ engine::status run_once(const options& o, engine::loaded& parts, engine::cache_k
   document["steps"] = std::move(steps);
   document["runs"].push_back({{"reused", made->reused}, {"prefilled", made->prefilled}});
   document["bytes"] = {{"held", made->bytes.held}, {"reserved", made->bytes.reserved}};
+  if (!cache.sessions) return {};
+  document["dropped"] = made->dropped;
+  std::fprintf(stderr, "%d tokens dropped; %.2f MiB in blocks\n", made->dropped,
+               static_cast<double>(made->bytes.reserved) / (1 << 20));
   return {};
 }
 
+engine::result<cache> open(const options& o, std::optional<engine::dropping> how, engine::loaded& parts,
+                           int longest) {
+  cache out;
+  out.how = std::move(how);
+  if (out.how) {
+    auto sessions = engine::open_session_cache(o.common, parts, longest, o.blocks);
+    if (!sessions) return sessions.error();
+    out.sessions = std::move(*sessions);
+    return out;
+  }
+  auto kind = engine::open_cache(o.common, parts, longest);
+  if (!kind) return kind.error();
+  out.kind = std::move(*kind);
+  return out;
+}
+
 engine::result<json> run(const options& o) {
+  auto how = engine::read_policy(o.retention);
+  if (!how) return how.error();
+  if (*how && o.cache_given && o.common.cache != "paged")
+    return engine::cannot_run("unsupported", "--cache", o.common.cache + "; a policy needs paged");
+  if (!*how && o.blocks != 0) return engine::cannot_run("unsupported", "--blocks", "without a policy");
   auto parts = engine::load_model(o.common);
   if (!parts) return parts.error();
   const auto prompt = read_prompt(o, **parts);
@@ -130,7 +177,8 @@ engine::result<json> run(const options& o) {
   if (prompt->size() > static_cast<std::size_t>(context))
     return engine::bad_input("too_long", "prompt.tokens", std::to_string(prompt->size()));
   const auto longest = std::min<std::int64_t>(context, static_cast<std::int64_t>(prompt->size()) + o.max_new);
-  auto cache = engine::open_cache(o.common, **parts, static_cast<int>(longest));
+  const bool drops = how->has_value();
+  auto cache = open(o, std::move(*how), **parts, static_cast<int>(longest));
   if (!cache) return cache.error();
   json document = {{"schema", "kvcache.engine_generate.v1"},
                    {"prompt_ids", *prompt},
@@ -140,8 +188,12 @@ engine::result<json> run(const options& o) {
                    {"steps", json::array()},
                    {"runs", json::array()},
                    {"bytes", json::object()}};
+  if (drops) {
+    document["policy"] = engine::policy_text(cache->how->policy);
+    document["mode"] = engine::name_of(cache->how->mode);
+  }
   for (int i = 0; i < o.repeat; ++i) {
-    if (engine::status s = run_once(o, **parts, **cache, *prompt, document); !s) return s.error();
+    if (engine::status s = run_once(o, **parts, *cache, *prompt, document); !s) return s.error();
   }
   return document;
 }
@@ -152,5 +204,8 @@ int main(int argc, char** argv) {
   CLI::App app("Continues a prompt with a Llama model from a GGUF file.", "engine_generate");
   options o;
   add_options(app, o);
-  return engine::run_program(app, argc, argv, o.common, [&] { return run(o); });
+  return engine::run_program(app, argc, argv, o.common, [&] {
+    o.cache_given = app.count("--cache") > 0;
+    return run(o);
+  });
 }

@@ -108,6 +108,26 @@ void add_common_options(CLI::App& app, common_options& options) {
   app.add_flag("--json", options.as_json, "one JSON document on stdout, progress on stderr");
 }
 
+void add_policy_options(CLI::App& app, policy_options& options) {
+  app.add_option("--policy", options.policy, "which tokens stay, such as h2o:heavy=64,recent=64")
+      ->capture_default_str();
+  app.add_option("--mode", options.mode,
+                 "when others go: at the end of the prompt, from the first token on, "
+                 "or when blocks run out")
+      ->check(CLI::IsMember({"oneshot", "stream", "out_of_blocks"}))
+      ->capture_default_str();
+}
+
+result<std::optional<dropping>> read_policy(const policy_options& options) {
+  auto policy = parse_policy(options.policy);
+  if (!policy) return policy.error();
+  if (policy->policy.get<kvcache::keep_all>() != nullptr) return std::optional<dropping>();
+  dropping how{std::move(*policy), drop_mode::oneshot};
+  if (options.mode == "stream") how.mode = drop_mode::stream;
+  if (options.mode == "out_of_blocks") how.mode = drop_mode::out_of_blocks;
+  return std::optional<dropping>(std::move(how));
+}
+
 int run_program(CLI::App& app, int argc, char** argv, const common_options& options,
                 const std::function<result<json>()>& body) {
   // No program takes positional arguments. This option collects them all the same, because the parser looks
@@ -157,16 +177,28 @@ kv_type kv_type_of(std::string_view option) {
   return option == "bf16" ? kv_type::bf16 : kv_type::f32;
 }
 
-result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, loaded& parts, int max_tokens,
-                                               int max_sequences) {
+static cache_config config_of(const common_options& options, loaded& parts, int max_tokens) {
   cache_config config;
   config.shape = parts.model->shape().kv;
   config.type = kv_type_of(options.type);
   config.block_size = options.block_size;
-  config.max_sequences = max_sequences;
   config.max_tokens = max_tokens;
   config.pool = &parts.pool;
+  return config;
+}
+
+result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, loaded& parts, int max_tokens,
+                                               int max_sequences) {
+  cache_config config = config_of(options, parts, max_tokens);
+  config.max_sequences = max_sequences;
   return make_cache(options.cache, config);
+}
+
+result<std::unique_ptr<session_cache>> open_session_cache(const common_options& options, loaded& parts,
+                                                          int max_tokens, std::int64_t blocks) {
+  cache_config config = config_of(options, parts, max_tokens);
+  config.blocks = blocks;
+  return session_cache::create(config);
 }
 
 result<std::string> read_file(const std::string& path, const char* field) {

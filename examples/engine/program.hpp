@@ -8,11 +8,13 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cache_kind.hpp"
 #include "model.hpp"
+#include "session_runner.hpp"
 #include "tokenizer.hpp"
 
 namespace engine {
@@ -45,6 +47,16 @@ void add_common_options(CLI::App& app, common_options& options);
 int run_program(CLI::App& app, int argc, char** argv, const common_options& options,
                 const std::function<result<json>()>& body);
 
+/// Adds --policy (policy_text.hpp) and --mode to `app`. The policy is read by read_policy().
+struct policy_options {
+  std::string policy = "full";
+  std::string mode = "oneshot";
+};
+void add_policy_options(CLI::App& app, policy_options& options);
+
+/// The policy and when it acts; nothing for "full". Fails: as parse_policy.
+result<std::optional<dropping>> read_policy(const policy_options& options);
+
 /// Everything a program needs before it can open a cache. Not movable: parts refer to each other.
 struct loaded {
   explicit loaded(int threads) : pool(threads) {}
@@ -61,6 +73,10 @@ kv_type kv_type_of(std::string_view option);
 /// The cache the options ask for, for sequences of at most `max_tokens`.
 result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, loaded& parts, int max_tokens,
                                                int max_sequences = 1);
+
+/// The cache for one session, for texts of at most `max_tokens`; `blocks` of them, or enough if that is 0.
+result<std::unique_ptr<session_cache>> open_session_cache(const common_options& options, loaded& parts,
+                                                          int max_tokens, std::int64_t blocks = 0);
 
 /// The whole file. Fails: bad_input "cannot_open".
 result<std::string> read_file(const std::string& path, const char* field);

@@ -36,10 +36,6 @@ status feed(llama_model& model, cache_kind& cache, int slot, std::span<const tok
   return {};
 }
 
-namespace {
-
-// Chooses tokens from `last` until the text ends; `advance` computes the logits after a token into `last`
-// again and says false when the context is full.
 status choose_tokens(const generation_options& options, const std::function<bool(token_id)>& is_stop,
                      const std::function<void(token_id)>& on_token, const std::vector<float>& last,
                      const std::function<result<bool>(token_id)>& advance, generation& out) {
@@ -63,8 +59,6 @@ status choose_tokens(const generation_options& options, const std::function<bool
   }
   return {};
 }
-
-}  // namespace
 
 result<generation> generate(llama_model& model, cache_kind& cache, std::span<const token_id> prompt,
                             const cache_scope& scope, const generation_options& options,

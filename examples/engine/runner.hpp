@@ -58,6 +58,12 @@ struct generation {
   double decode_seconds = 0;
 };
 
+/// Chooses tokens from `last` until the text ends; `advance` computes the logits after a token into `last`
+/// again and says false when the context is full. Fills out.ids and out.stop.
+status choose_tokens(const generation_options& options, const std::function<bool(token_id)>& is_stop,
+                     const std::function<void(token_id)>& on_token, const std::vector<float>& last,
+                     const std::function<result<bool>(token_id)>& advance, generation& out);
+
 /// Generates after `prompt` in a sequence of its own, and commits what was written.
 /// `is_stop` decides which token ends the text; `on_token` is called for each generated token.
 result<generation> generate(llama_model& model, cache_kind& cache, std::span<const token_id> prompt,

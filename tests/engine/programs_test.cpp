@@ -59,6 +59,49 @@ TEST_CASE("engine_generate prints one document with ids, steps, runs and bytes")
   }
 }
 
+TEST_CASE("engine_generate drops tokens by a policy given as text") {
+  const scratch folder;
+  const std::string base = generate_program + " --model " +
+                           folder.file("m.gguf", synthetic_model({}).serialise()) + " --json --block 4 " +
+                           "--ids 5,6,7,8,9,10,11,12,13,14,15,16 --new 12 --ignore-eos ";
+  const json all = run(base + "--cache paged").document();
+  CHECK(run(base + "--cache paged --policy full").document() == all);
+  CHECK_FALSE(all.contains("dropped"));
+  // A budget that is not reached changes no bit.
+  const json roomy = run(base + "--policy h2o:heavy=20,recent=20 --mode stream").document();
+  CHECK(roomy["steps"] == all["steps"]);
+  CHECK(roomy["dropped"] == 0);
+  CHECK(roomy["policy"] == "h2o:heavy=20,recent=20,every=1");
+  CHECK(roomy["mode"] == "stream");
+  const json once = run(base + "--policy h2o:heavy=3,recent=5").document();
+  CHECK(once["dropped"] == 4);
+  CHECK(once["mode"] == "oneshot");
+  CHECK(once["steps"][0] == all["steps"][0]);  // the prompt was computed with all of it
+  CHECK(once["steps"][1]["fnv"] != all["steps"][1]["fnv"]);
+  CHECK(run(base + "--policy h2o:heavy=3,recent=5 --chunk 1 --threads 2").document() == once);
+  const json stream = run(base + "--policy h2o:heavy=3,recent=5 --mode stream").document();
+  CHECK(stream["dropped"] == 23 - 8);
+  CHECK(stream["bytes"]["reserved"] < all["bytes"]["reserved"]);
+  CHECK(run(base + "--policy h2o:heavy=3,recent=5 --mode stream --chunk 5").document() == stream);
+  const std::string full_pool = base + "--mode out_of_blocks --blocks 4 --policy ";
+  const json late = run(full_pool + "window:9").document();
+  CHECK(late["dropped"] == 7);  // at token 16
+  for (std::size_t i = 0; i < 5; ++i) CHECK(late["steps"][i] == all["steps"][i]);
+  expect_error(run(full_pool + "window:40"), 1, "blocks", "1");
+  expect_error(run(base + "--policy window:9 --cache reference"), 1, "--cache",
+               "reference; a policy needs paged");
+  expect_error(run(base + "--blocks 9"), 1, "--blocks", "without a policy");
+  const outcome unknown = run(base + "--policy nothing:3");
+  CHECK(unknown.code == 3);
+  CHECK(unknown.document()["error"]["field"] == "policy");
+  expect_error(run(base + "--policy h2o:light=3"), 3, "light",
+               "3; allowed: heavy, recent, every, budget, floor");
+  const outcome wrong = run(base + "--policy snapkv:capacity=64,kernel=4");
+  expect_error(wrong, 3, "kernel", "; allowed: an odd number");
+  expect_error(run(base + "--policy window:9 --mode never"), 2, "--mode",
+               "never not in {oneshot,stream,out_of_blocks}");
+}
+
 TEST_CASE("engine_generate takes text, a file, a chat turn, and a seed") {
   const scratch folder;
   const std::string base = generate_program + " --model " +
