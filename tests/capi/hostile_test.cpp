@@ -148,7 +148,7 @@ class attacker {
     c.max_scopes = random_() % 4 == 0 ? within(5) : 0;
     c.max_events = random_() % 2 == 0 ? within(20) : 0;
     c.max_commands = random_() % 4 == 0 ? number() : 0;
-    c.max_gathers = random_() % 4 == 0 ? number() : 0;
+    c.max_gathers = random_() % 16 == 0 ? within(20) : 0;
     kvc_geometry geometry{};
     geometry.struct_size = size(sizeof geometry);
     (void)kvc_plan_cache(&c, maybe(&geometry), error_);
