@@ -69,24 +69,29 @@ def policies(keep):
 
 
 class Task:
-    def __init__(self, key, title, name, trials, fewer, options, good):
+    def __init__(self, key, title, name, trials, options, good):
         self.key, self.title, self.name, self.options = key, title, name, options
-        self.trials, self.fewer = trials, fewer  # up to 2,048 tokens, and beyond
+        self.trials = trials  # [(longest context, trials)]: long ones take longer
         self.good = good  # (description, row -> bool)
+
+    def trials_at(self, length):
+        return next((n for longest, n in self.trials if length <= longest), self.trials[-1][1])
 
 
 def at_least(share):
     return lambda row: row["figure"]["value"] >= share
 
 
+MANY = [(1024, 10), (2048, 5), (4096, 3)]
+SOME = [(1024, 5), (2048, 3), (4096, 2)]
 TASKS = [
-    Task("kl", "Running text: divergence from the full cache, nats a token", "kl", 5, 3, ["--score", "128"],
+    Task("kl", "Running text: divergence from the full cache, nats a token", "kl", SOME, ["--score", "128"],
          ("divergence at most 0.05", lambda row: row["figure"]["value"] <= 0.05)),
-    Task("passkey_after", "Pass key, the question comes after the compression: keys found", "passkey", 10, 6,
+    Task("passkey_after", "Pass key, the question comes after the compression: keys found", "passkey", MANY,
          ["--question", "after"], ("8 keys of 10", at_least(0.8))),
-    Task("passkey_inside", "Pass key, the question is compressed with the text: keys found", "passkey", 10, 6,
+    Task("passkey_inside", "Pass key, the question is compressed with the text: keys found", "passkey", MANY,
          ["--question", "inside"], ("8 keys of 10", at_least(0.8))),
-    Task("repeat", "A passage again: share of its tokens that are the most likely ones", "repeat", 5, 3,
+    Task("repeat", "A passage again: share of its tokens that are the most likely ones", "repeat", SOME,
          ["--score", "64"], ("8 tokens of 10", at_least(0.8))),
 ]
 
@@ -339,7 +344,7 @@ def measure(a, lab):
     lab.steps = 1 + len(lengths) * len(TASKS) + (0 if quick else 1)
 
     def trials_of(task, length):
-        return 1 if quick else task.trials if length <= 2048 else task.fewer
+        return 1 if quick else task.trials_at(length)
 
     against, means = compare_with_reference(lab, reference, windows, misses)
     streams = None if quick else compare_streams(lab, misses)

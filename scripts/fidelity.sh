@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Measures what every retention policy costs at 50, 25, 12.5 and 6.25 % of the bytes, in four tasks at four lengths, and
-# compares with an independent implementation. About half an hour on two cores; a run that was stopped goes on.
+# compares with an independent implementation. About half an hour on two cores. A run that was stopped goes on.
 #
 #   scripts/fidelity.sh [--quick] [--document] [--lengths N,...] [--out FOLDER] [--bin FOLDER] [--threads N]
 #
