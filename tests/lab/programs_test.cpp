@@ -280,7 +280,8 @@ TEST_CASE("a run that was stopped goes on where it was and reports the same") {
   // Tasks, trials, full and none, policies with a window and three lots each.
   CHECK(lines == 2 * 2 * (2 + 2 * (1 + 1 + 3)));
   CHECK(folder.read("one/report.svg").rfind("<svg", 0) == 0);
-  for (const json& row : whole.document()["groups"][0]["rows"]) {
+  const json reported = whole.document();
+  for (const json& row : reported["groups"][0]["rows"]) {
     const int draws = row["control"] == "random" ? 3 : 1;
     CHECK(row["draws"] == draws);
     CHECK(row["trials"] == 2 * draws);
