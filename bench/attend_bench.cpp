@@ -9,6 +9,7 @@
 //   read_ns      the read, whichever the limit is       fma_ns   the multiplications at their peak
 //   best_ratio   fastest round over fastest limit, for two threads on a machine that others use too
 //   shuffled_ns  the same blocks read in the table's order, nothing computed
+//   ahead_ns     the same, asking for what is read 8 KiB later
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -37,7 +38,7 @@ void attend(benchmark::State& state, const shape& s) {
   if (bench::failed(state, m.layers() > 0, "no memory for the planes")) return;
   caller at(s, m);
   if (bench::failed(state, at.ready(), "this machine does not have the target")) return;
-  bench::rounds work, limit, read, fma, shuffled;
+  bench::rounds work, limit, read, fma, shuffled, ahead;
   bool done = true;
   const double layer_bytes = double(m.bytes()) / m.layers();
   for (auto _ : state) {
@@ -45,7 +46,8 @@ void attend(benchmark::State& state, const shape& s) {
         s.decode() ? bench::read_ns_per_byte(at.threads, m.planes.data(), m.bytes()) * layer_bytes : 0;
     const double fma_ns = bench::fma_ns_per_flop(at.threads) * flops(s);
     const double ns = at.each_layer([&](int32_t layer) { done = done && at.call(layer); });
-    if (s.decode()) shuffled.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer); }));
+    if (s.decode()) shuffled.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer, false); }));
+    if (s.decode()) ahead.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer, true); }));
     work.add(ns);
     read.add(read_ns);
     fma.add(fma_ns);  // neighbours on the same cores spoil it, nothing else does: the best counts
@@ -62,6 +64,7 @@ void attend(benchmark::State& state, const shape& s) {
   state.counters["read_ns"] = read.median();
   state.counters["fma_ns"] = fma.best();
   state.counters["shuffled_ns"] = shuffled.median();
+  state.counters["ahead_ns"] = ahead.median();
 }
 
 std::string name_of(const shape& s, const char* variant) {

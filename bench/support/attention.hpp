@@ -128,14 +128,18 @@ class caller {
     return kvcache::dense_out(out_.data(), kvcache::element::f32, shape_.q_heads(), shape_.dim, lse2.data());
   }
 
-  /// Reads the blocks of a layer in the table's order.
-  void read_blocks(int32_t layer) {
+  /// Reads the blocks of a layer in the table's order; with `ahead` asking for the blocks that come next.
+  void read_blocks(int32_t layer, bool ahead) {
     const kvc_plane& k = memory_.planes.layer(layer).k;
-    const int64_t blocks = int64_t(memory_.table.size()), each = blocks / threads.size();
+    const std::vector<int32_t>& table = memory_.table;
+    const auto block = [&](int64_t i) {
+      return static_cast<const std::byte*>(k.data) +
+             table[std::min(size_t(i), table.size() - 1)] * k.block_stride;
+    };
+    const int64_t each = int64_t(table.size()) / threads.size();
     threads.each(threads.size(), [&](int t) {
       for (int64_t i = t * each; i < (t + 1) * each; ++i) {
-        const auto* at = static_cast<const std::byte*>(k.data) + memory_.table[size_t(i)] * k.block_stride;
-        read_bytes(at, size_t(k.block_stride));
+        read_bytes(block(i), size_t(k.block_stride), ahead ? block(i + 1) : nullptr);
       }
     });
   }

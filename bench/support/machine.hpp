@@ -102,13 +102,20 @@ class crew {
 
 namespace detail {
 
+constexpr size_t ahead = 8192;
+
 #if defined(__x86_64__)
 inline bool wide() {
   return __builtin_cpu_supports("avx512f");
 }
-__attribute__((target("avx512f"))) inline void read_512(const char* p, size_t n) {
+/// Reads [p, p + n); with `next`, asks for what is read `ahead` bytes later, which goes on there.
+__attribute__((target("avx512f"))) inline void read_512(const char* p, size_t n, const char* next) {
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
   for (size_t i = 0; i + 256 <= n; i += 256) {
+    if (next != nullptr) {
+      const char* ask = i + ahead < n ? p + i + ahead : next + (i + ahead - n);
+      for (size_t k = 0; k < 256; k += 64) __builtin_prefetch(ask + k, 0, 3);
+    }
     a = _mm512_or_si512(a, _mm512_loadu_si512(p + i));
     b = _mm512_or_si512(b, _mm512_loadu_si512(p + i + 64));
     c = _mm512_or_si512(c, _mm512_loadu_si512(p + i + 128));
@@ -148,13 +155,19 @@ __attribute__((target("avx2,fma"))) inline void fma_256(int64_t rounds) {
 }  // namespace detail
 
 /// Reads `n` bytes from `p` once, as fast as one thread can: unrolled, widest loads, nothing done with them.
-inline void read_bytes(const void* p, size_t n) {
+/// With `next`, asks for what is read 8 KiB later: of this memory, then of that at `next`.
+inline void read_bytes(const void* p, size_t n, const void* next = nullptr) {
   const char* at = static_cast<const char*>(p);
 #if defined(__x86_64__)
-  if (detail::wide()) return detail::read_512(at, n);
+  if (detail::wide()) return detail::read_512(at, n, static_cast<const char*>(next));
 #endif
   uint64_t a[16] = {};
   for (size_t i = 0; i + sizeof a <= n; i += sizeof a) {
+    const size_t later = i + detail::ahead;
+    if (next != nullptr) {
+      const char* ask = later < n ? at + later : static_cast<const char*>(next) + (later - n);
+      for (size_t k = 0; k < sizeof a; k += 64) __builtin_prefetch(ask + k, 0, 3);
+    }
     const auto* q = reinterpret_cast<const uint64_t*>(at + i);
     for (size_t k = 0; k < 16; ++k) a[k] |= q[k];
   }

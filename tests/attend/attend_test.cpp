@@ -9,17 +9,6 @@ using namespace kvcache::test;
 
 namespace {
 
-std::vector<int32_t> range(int32_t first, int32_t last) {
-  std::vector<int32_t> v(static_cast<size_t>(last - first));
-  std::iota(v.begin(), v.end(), first);
-  return v;
-}
-
-template <class T>
-T pick(std::mt19937& random, std::initializer_list<T> from) {
-  return from.begin()[random() % from.size()];
-}
-
 bool sees(const kvc_softmax& s, int64_t q, int64_t k) {
   return (s.causal == 0 || k <= q) && (s.window == 0 || q - k < s.window);
 }

@@ -14,17 +14,6 @@ namespace {
 
 constexpr float untouched = 777.0f;  // as a score it would count as a weight of 1
 
-std::vector<int32_t> range(int32_t first, int32_t last) {
-  std::vector<int32_t> v(static_cast<size_t>(last - first));
-  std::iota(v.begin(), v.end(), first);
-  return v;
-}
-
-template <class T>
-T pick(std::mt19937& random, std::initializer_list<T> from) {
-  return from.begin()[random() % from.size()];
-}
-
 /// Rows of several sequences as one call takes them.
 struct ragged {
   ragged(world& w, const std::vector<query>& queries, const std::vector<int32_t>& lengths) : lens(lengths) {

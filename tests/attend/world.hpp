@@ -325,6 +325,19 @@ class world {
   std::vector<int32_t> lengths_;
 };
 
+/// first, first + 1 ... last - 1.
+inline std::vector<int32_t> range(int32_t first, int32_t last) {
+  std::vector<int32_t> v(static_cast<size_t>(last - first));
+  std::iota(v.begin(), v.end(), first);
+  return v;
+}
+
+/// One of `from`.
+template <class T>
+T pick(std::mt19937& random, std::initializer_list<T> from) {
+  return from.begin()[random() % from.size()];
+}
+
 /// Largest deviation from the oracle; infinite if either has an infinity the other has not.
 inline double deviation(const std::vector<float>& a, const std::vector<double>& b) {
   double worst = 0;

@@ -33,6 +33,7 @@ void capi_text(int32_t* tokens, int32_t n, int32_t first);
 /* Opens with `n` tokens and hands out all their slots. */
 kvc_sequence capi_begin(kvc_cache cache, const int32_t* tokens, int32_t n);
 int capi_same(kvc_stats a, kvc_stats b);
+kvc_lengths capi_lengths(kvc_cache cache, kvc_sequence sequence);
 
 /* The tests. */
 void capi_test_config(void);

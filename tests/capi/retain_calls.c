@@ -16,15 +16,6 @@ static kvc_drop drop_to(int32_t form, int32_t keep) {
   return d;
 }
 
-static kvc_lengths lengths_of(kvc_cache cache, kvc_sequence sequence) {
-  kvc_lengths lengths;
-  kvc_error error;
-  memset(&lengths, 0, sizeof lengths);
-  lengths.struct_size = (uint32_t)sizeof lengths;
-  OK(kvc_get_lengths(cache, sequence, &lengths, &error));
-  return lengths;
-}
-
 void capi_test_retain(void) {
   const kvc_cache cache = capi_small_cache(12);
   kvc_sequence a, b = {0};
@@ -38,7 +29,7 @@ void capi_test_retain(void) {
   a = capi_begin(cache, text, 16);
   OK(kvc_retain(cache, a, &d, &dropped, &returned, &error));
   IS(dropped == 10 && returned == 2);
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(l.held == 6 && l.dropped == 10 && l.position == 16);
   OK(kvc_cache_commands(cache, &commands, &n, &error));
   IS(n == 1 && commands[0].op == KVC_OP_GATHER && commands[0].tokens == 6);
@@ -52,9 +43,9 @@ void capi_test_retain(void) {
   OK(kvc_commit(cache, a, text, 16, &n, &error));
   IS(n == 0);  // not a prefix any more
   OK(kvc_extend(cache, a, 1, 0, NULL, &error));
-  IS(lengths_of(cache, a).position == 17);
+  IS(capi_lengths(cache, a).position == 17);
   OK(kvc_truncate(cache, a, 5, &n, &error));
-  IS(n == 0 && lengths_of(cache, a).position == 0);
+  IS(n == 0 && capi_lengths(cache, a).position == 0);
 
   // Whole blocks: nothing moves, or the sinks turn.
   OK(kvc_extend(cache, a, 16, 0, NULL, &error));
@@ -79,9 +70,9 @@ void capi_test_retain(void) {
   d.overwritten = 3;
   OK(kvc_retain(cache, a, &d, &dropped, &returned, &error));
   IS(dropped == 3 && returned == 0);
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(l.held == 8 && l.dropped == 11 && l.position == 19);
-  IS(lengths_of(cache, b).position == 16);
+  IS(capi_lengths(cache, b).position == 16);
   d = drop_to(KVC_DROP_NOTHING, 0);
   OK(kvc_retain(cache, a, &d, &dropped, &returned, &error));
   IS(dropped == 0 && returned == 0);
@@ -254,8 +245,8 @@ void capi_test_retain_bytes(void) {
   OK(kvc_fork(cache, a, &sibling, &error));
   d.at_a_loss = 1;
   OK(kvc_retain(cache, a, &d, NULL, NULL, &error));
-  keeps[lengths_of(cache, a).place].slots = &lists[0][0];
-  keeps[lengths_of(cache, a).place].head_stride = 6;
+  keeps[capi_lengths(cache, a).place].slots = &lists[0][0];
+  keeps[capi_lengths(cache, a).place].head_stride = 6;
   run_commands(cache, &kv, keeps, 4);
   OK(kvc_table(cache, a, 0, &table, &n, &error));
   for (t = 0; t < 6; ++t) {

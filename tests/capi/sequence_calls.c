@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-static kvc_lengths lengths_of(kvc_cache cache, kvc_sequence sequence) {
+kvc_lengths capi_lengths(kvc_cache cache, kvc_sequence sequence) {
   kvc_lengths lengths;
   kvc_error error;
   memset(&lengths, 0, sizeof lengths);
@@ -236,7 +236,7 @@ void capi_test_lengths(void) {
   int32_t text[12], n = -1, wrong[12];
   capi_text(text, 12, 0);
   a = capi_begin(cache, text, 10);
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(l.held == 10 && l.accepted == 10 && l.committed == 0 && l.reused == 0 && l.place >= 0 && l.place < 4);
   OK(kvc_table(cache, a, 0, &ids, &n, &error));
   IS(n == 3 && ids[0] == 0 && ids[1] == 1 && ids[2] == 2);
@@ -257,14 +257,14 @@ void capi_test_lengths(void) {
   wrong[2] = 99;
   REFUSED(kvc_commit(cache, a, wrong, 10, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_TEXT);
   OK(kvc_commit(cache, a, text, 10, NULL, &error));
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(l.committed == 8);
   OK(kvc_settle(cache, a, &error));
   REFUSED(kvc_truncate(cache, a, 11, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
   REFUSED(kvc_truncate(cache, a, -1, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
   REFUSED(kvc_truncate(cache, a, 6, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_OUT);
   OK(kvc_truncate(cache, a, 6, &n, &error));
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(n == 6 && l.held == 6 && l.accepted == 6 && l.committed == 4);
   REFUSED(kvc_extend(cache, a, -1, 0, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
   OK(kvc_extend(cache, a, 0, 0, &n, &error));
@@ -382,10 +382,10 @@ void capi_test_drafts(void) {
   REFUSED(kvc_extend(cache, a, 1, 0, &n, &error), KVC_BUSY, KVC_FIELD_DRAFTS);
   REFUSED(kvc_accept(cache, a, 4, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
   REFUSED(kvc_accept(cache, a, -1, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(l.held == 9 && l.accepted == 6);
   OK(kvc_accept(cache, a, 1, &error));
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(l.held == 7 && l.accepted == 7);
   OK(kvc_cache_destroy(cache, &error));
 }
@@ -418,7 +418,7 @@ void capi_test_lossy(void) {
   IS(n == 2 && commands[0].op == KVC_OP_SEAL && commands[1].op == KVC_OP_SEAL);  // 14 - 4 are final: 8 seal
   OK(kvc_open_table(cache, a, 0, &ids, &n, &error));
   IS(n == 4 && ids[0] == -1 && ids[1] == -1 && ids[2] >= 0);
-  l = lengths_of(cache, a);
+  l = capi_lengths(cache, a);
   IS(l.sealed[0] == 8 && l.sealed[1] == 0);
   OK(kvc_extend(cache, a, 2, 1, &got, &error));
   IS(got == 1);  // 16 tokens would seal the third block

@@ -13,13 +13,6 @@ namespace {
 
 constexpr double close_enough = 1e-4;
 
-llama_model& model() {
-  return *machine().model;
-}
-const kv_shape& shape() {
-  return model().shape().kv;
-}
-
 // Policies that drop one token per step, with budgets of two whole blocks.
 const char* const policies[] = {"window:16", "streaming_llm:sinks=3,window=13,positions=text",
                                 "h2o:heavy=9,recent=7", "h2o:heavy=0,recent=16", "tova:16"};

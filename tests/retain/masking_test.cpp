@@ -40,13 +40,6 @@ const setting settings[] = {
     {"moved_queries:capacity=21,recent=8,sinks=2,ahead=20,skip=8,every=9,budget=layer"},
 };
 
-llama_model& model() {
-  return *machine().model;
-}
-const kv_shape& shape() {
-  return model().shape().kv;
-}
-
 }  // namespace
 
 TEST_CASE("one shot: dropping is masking, at every later step, in forks, and after resuming") {

@@ -14,13 +14,6 @@ namespace {
 constexpr double close_enough = 1e-4;
 constexpr int blocks = 8;  // of 8 slots
 
-llama_model& model() {
-  return *machine().model;
-}
-const kv_shape& shape() {
-  return model().shape().kv;
-}
-
 // Budgets of 29 tokens, or about that.
 const char* const policies[] = {"window:29",
                                 "streaming_llm:sinks=8,window=21",

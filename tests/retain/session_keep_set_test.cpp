@@ -13,13 +13,6 @@ using namespace engine::test;
 
 namespace {
 
-llama_model& model() {
-  return *machine().model;
-}
-const kv_shape& shape() {
-  return model().shape().kv;
-}
-
 /// Every row of attention weights of a text, as the oracle computes them in double.
 struct witness {
   masked_reference oracle{shape()};

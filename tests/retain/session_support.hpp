@@ -12,6 +12,14 @@
 
 namespace engine::test {
 
+/// The seeded model, and what it stores of a token.
+inline llama_model& model() {
+  return *machine().model;
+}
+inline const kv_shape& shape() {
+  return model().shape().kv;
+}
+
 inline std::unique_ptr<session_cache> cache_of(llama_model& model, thread_pool& pool, int block_size = 8,
                                                int max_tokens = 256, std::int64_t blocks = 0) {
   cache_config config;

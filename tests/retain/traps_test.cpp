@@ -11,12 +11,6 @@ using namespace engine::test;
 
 namespace {
 
-llama_model& model() {
-  return *machine().model;
-}
-const kv_shape& shape() {
-  return model().shape().kv;
-}
 std::unique_ptr<session_cache> new_cache(std::int64_t blocks = 0) {
   return cache_of(model(), machine().pool, 8, 256, blocks);
 }
