@@ -212,8 +212,16 @@ uint64_t mix(uint64_t hash, int64_t word) noexcept {
 
 uint64_t mix_plane(uint64_t hash, const kvc_plane& p, bool stored) noexcept {
   if (!stored) return mix(hash, -1);
-  for (const int64_t word : {int64_t{p.type}, int64_t{p.scale_kind}, int64_t{p.group}, p.block_stride,
+  for (const int64_t word : {int64_t{p.type}, int64_t{p.scale_kind}, int64_t{p.scale_group}, p.block_stride,
                              p.head_stride, p.token_stride, p.dim_stride}) {
+    hash = mix(hash, word);
+  }
+  if (p.scale == nullptr) return hash;
+  const auto from_data = [&p](const void* part) {
+    return part != nullptr ? static_cast<const std::byte*>(part) - static_cast<const std::byte*>(p.data) : 0;
+  };
+  for (const int64_t word :
+       {int64_t{from_data(p.scale)}, int64_t{from_data(p.zero)}, p.scale_block_stride, p.scale_head_stride}) {
     hash = mix(hash, word);
   }
   return hash;
@@ -227,6 +235,7 @@ uint64_t kvc_layout(const kvc_kv* kv) {
   for (const int64_t word : {kv->kv_heads, kv->dim_k, kv->dim_v, kv->block}) hash = mix(hash, word);
   hash = mix_plane(hash, kv->k, true);
   hash = mix_plane(hash, kv->v, kv->v.data != nullptr);
+  if (kv->hadamard != 0 || kv->exempt != 0) hash = mix(mix(hash, kv->hadamard), kv->exempt);
   return layout_version << 56 | (hash & 0x00ffffffffffffffu);
 }
 

@@ -160,16 +160,17 @@ typedef struct kvc_rope {
 
 /// New keys and values and the slots they go to. Slots of one call are distinct.
 typedef struct kvc_append {
-  uint32_t struct_size;      ///< sizeof(kvc_append)
-  int32_t rows;              ///< of k and v
-  kvc_rows k;                ///< new keys
-  kvc_rows v;                ///< new values; data == NULL where V aliases K
-  const int64_t* slot;       ///< [rows] or [rows][kv_heads]: block id * block + offset, -1 = skip
-  int64_t slot_stride;       ///< 0 = dense
-  int64_t slot_head_stride;  ///< 0 = same slot for every head
-  const int64_t* open_slot;  ///< the same for the open space, NULL = none; strides as slot
-  const int32_t* pos;        ///< [rows] text positions, needed with rope
-  const kvc_rope* rope;      ///< rotation of K before it is stored, NULL = none
+  uint32_t struct_size;        ///< sizeof(kvc_append)
+  int32_t rows;                ///< of k and v
+  kvc_rows k;                  ///< new keys
+  kvc_rows v;                  ///< new values; data == NULL where V aliases K
+  const int64_t* slot;         ///< [rows] or [rows][kv_heads]: block id * block + offset, -1 = skip
+  int64_t slot_stride;         ///< 0 = dense
+  int64_t slot_head_stride;    ///< 0 = same slot for every head
+  const int64_t* open_slot;    ///< the same for the open space, NULL = none; strides as slot
+  const int64_t* exempt_slot;  ///< the same for the exempt space (id * exempt + slot), NULL = none
+  const int32_t* pos;          ///< [rows] text positions, needed with rope
+  const kvc_rope* rope;        ///< rotation of K before it is stored, NULL = none
 } kvc_append;
 
 /// Everything kvc_cpu_run executes: one step's commands over all layers (of all groups).

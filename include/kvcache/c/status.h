@@ -20,7 +20,7 @@
 #endif
 
 /// Version of the structs; a struct whose size the library does not know is refused with KVC_ABI.
-#define KVC_ABI_VERSION 3
+#define KVC_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {

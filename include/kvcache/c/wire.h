@@ -18,51 +18,65 @@
 extern "C" {
 #endif
 
-/// Element types of planes, rows and outputs. The CPU stores F32, F16 and BF16; the rest is reserved.
-enum { KVC_F32 = 0, KVC_F16, KVC_BF16, KVC_E4M3, KVC_E5M2, KVC_I8, KVC_U4, KVC_U2, KVC_NVFP4 };
+/// Element types. Rows and outputs are KVC_F32, KVC_F16 or KVC_BF16; sealed planes may hold codes: small
+/// floats (e4m3 without infinities, e5m2) or unsigned integers of 8, 6, 5, 4, 3, 2 bits.
+enum { KVC_F32 = 0, KVC_F16, KVC_BF16, KVC_E4M3, KVC_E5M2, KVC_U8, KVC_U6, KVC_U5, KVC_U4, KVC_U3, KVC_U2 };
 
-/// How a packed plane is scaled. Reserved: the CPU accepts KVC_SCALE_NONE only.
+/// Which values of a packed plane share a scale: the cells of all heads of a block, one cell, `scale_group`
+/// channels of one slot, or `scale_group` slots of one channel.
 enum { KVC_SCALE_NONE = 0, KVC_SCALE_TENSOR, KVC_SCALE_HEAD, KVC_SCALE_TOKEN, KVC_SCALE_CHANNEL };
+
+/// How KVC_OP_SEAL chooses a group's range: all values, or the one of least squared error among 7 shrinkings
+/// about the middle, or among 4 of each end.
+enum { KVC_CLIP_NONE = 0, KVC_CLIP_MIDDLE, KVC_CLIP_TWO_SIDED };
 
 /// K or V of one layer with all its kv heads.
 /// Row-major cells: token_stride = dim * element, dim_stride = element.
 /// K transposed inside a block (the fast form on the CPU): token_stride = element, dim_stride = block *
 /// element.
+/// Codes: rows as drawn in quant/format.hpp; a row of K holds the slots of a channel (dim_stride from row to
+/// row, token_stride 0), a row of V the channels of a slot (token_stride, dim_stride 0).
 typedef struct kvc_plane {
   void* data;                  ///< first byte of block 0
   int64_t block_stride;        ///< bytes, not negative
   int64_t head_stride;         ///< bytes, not negative
   int64_t token_stride;        ///< bytes, not negative
   int64_t dim_stride;          ///< bytes, not negative
-  void* scale;                 ///< reserved for packed types, NULL for KVC_F32, KVC_F16, KVC_BF16
-  void* zero;                  ///< reserved, as scale
-  int64_t scale_block_stride;  ///< reserved, 0
-  int64_t scale_head_stride;   ///< reserved, 0
-  int64_t scale_step_stride;   ///< reserved, 0
-  float tensor_scale;          ///< reserved, 0
+  void* scale;                 ///< KVC_F16 scales of block 0, head 0, dense; NULL where type is no code
+  void* zero;                  ///< their groups' minima, KVC_F16; NULL: codes lie evenly about 0
+  int64_t scale_block_stride;  ///< bytes from block to block, of scale and zero
+  int64_t scale_head_stride;   ///< bytes from head to head; 0 = shared by all heads
   int16_t type;                ///< of the values: KVC_F32, ...
-  int16_t scale_type;          ///< reserved, 0
-  int16_t scale_kind;          ///< KVC_SCALE_NONE
-  int16_t group;               ///< reserved, 0
+  int16_t scale_kind;          ///< KVC_SCALE_*
+  int16_t scale_group;         ///< values that share a scale, for KVC_SCALE_TOKEN and KVC_SCALE_CHANNEL
+  int16_t clip;                ///< KVC_CLIP_*
 } kvc_plane;
+
+/// Heads are stored rotated by the normalised Walsh-Hadamard matrix, in all spaces: keys (queries are rotated
+/// alike), values (results are rotated back).
+enum { KVC_HADAMARD_K = 1, KVC_HADAMARD_V = 2 };
 
 /// One layer of one group: its geometry and its planes.
 typedef struct kvc_kv {
-  uint32_t struct_size;  ///< sizeof(kvc_kv)
-  int32_t group;         ///< commands with this group id move this layer's bytes
-  int32_t kv_heads;      ///< heads of K, and of V
-  int32_t dim_k;         ///< channels per head: multiples of 8, 8 to 256 on the CPU
-  int32_t dim_v;         ///< the same for V
-  int32_t block;         ///< slots per block, a power of two
-  int32_t blocks;        ///< ids are in [0, blocks)
-  int32_t open_blocks;   ///< ids of the open space, 0 if it does not exist
-  int32_t owner;         ///< 0: owns its planes; 1 + i: borrows those of layer i (cross-layer sharing)
-  int32_t reserved;      ///< zero
-  uint64_t layout;       ///< versioned fingerprint from kvc_layout(), 0 = not stated
-  kvc_plane k;           ///< keys
-  kvc_plane v;           ///< values; data == NULL: V is the first dim_v channels of K (MLA)
-  kvc_plane open_k;      ///< full-precision tail of lossy formats; data == NULL if there is none
-  kvc_plane open_v;      ///< the same for V
+  uint32_t struct_size;   ///< sizeof(kvc_kv)
+  int32_t group;          ///< commands with this group id move this layer's bytes
+  int32_t kv_heads;       ///< heads of K, and of V
+  int32_t dim_k;          ///< channels per head: multiples of 8, 8 to 256 on the CPU
+  int32_t dim_v;          ///< the same for V
+  int32_t block;          ///< slots per block, a power of two
+  int32_t blocks;         ///< ids are in [0, blocks)
+  int32_t open_blocks;    ///< ids of the open space, 0 if it does not exist
+  int32_t owner;          ///< 0: owns its planes; 1 + i: borrows those of layer i (cross-layer sharing)
+  int32_t exempt;         ///< leading slots of a text that are read exactly: 0, 1, 2, 4
+  int32_t exempt_blocks;  ///< ids of the exempt space, 0 if it does not exist
+  int32_t hadamard;       ///< KVC_HADAMARD_* bits
+  uint64_t layout;        ///< versioned fingerprint from kvc_layout(), 0 = not stated
+  kvc_plane k;            ///< keys
+  kvc_plane v;            ///< values; data == NULL: V is the first dim_v channels of K (MLA)
+  kvc_plane open_k;       ///< full-precision tail of lossy formats; data == NULL if there is none
+  kvc_plane open_v;       ///< the same for V
+  kvc_plane exempt_k;  ///< [exempt_blocks][kv_heads][exempt][dim_k] row-major; data == NULL if there is none
+  kvc_plane exempt_v;  ///< the same for V
 } kvc_kv;
 
 /// The sequences one attend call reads. Rows of all sequences lie behind each other ("ragged").
@@ -78,7 +92,11 @@ typedef struct kvc_batch {
   int64_t kv_len_stride;       ///< 0 = dense
   int64_t kv_len_head_stride;  ///< 0 = same length for every head
   const int32_t* sealed;       ///< [n] leading slots read from table, the rest from open_table; NULL = all
-  const int32_t* q_start;      ///< [n+1] first row of each sequence, NULL = one row each
+  /// [rows] of these, those that a row reads from table; what lies between is read from open_table. NULL:
+  /// all.
+  const int32_t* row_sealed;
+  const int32_t* exempt_table;  ///< [n] id of the exempt space of each sequence, -1 = none; NULL = none
+  const int32_t* q_start;       ///< [n+1] first row of each sequence, NULL = one row each
   const int32_t* q_pos;       ///< [rows] text position of each query row; NULL only without causal and window
   const int32_t* k_pos;       ///< [n][..] text position of each slot, NULL = position equals slot index
   int64_t k_pos_stride;       ///< elements between sequences of k_pos

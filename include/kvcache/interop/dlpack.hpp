@@ -95,8 +95,8 @@ inline result<dlpack_type> dlpack_type_of(int32_t type) noexcept {
       return as(dlpack_code::f8_e4m3fn, 8);
     case KVC_E5M2:
       return as(dlpack_code::f8_e5m2, 8);
-    case KVC_I8:
-      return as(dlpack_code::integer, 8);
+    case KVC_U8:
+      return as(dlpack_code::unsigned_integer, 8);
     default:
       return {errc::unsupported, "type", type};
   }
