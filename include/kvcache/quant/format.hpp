@@ -163,7 +163,10 @@ constexpr status validate_side(const side_format& f, int32_t dim, int32_t block_
   if (f.clip > clip_search::two_sided) return {errc::bad_argument, "clip", static_cast<int64_t>(f.clip)};
   if (f.hadamard && !is_power_of_two(dim)) return {errc::unsupported, "hadamard", dim};
   if (f.codes == code::exact) return {};
-  if (block_size < 32 || block_size % 32 != 0) return {errc::unsupported, "block_size", block_size};
+  if (block_size < 32 || block_size > 128) return {errc::unsupported, "block_size", block_size};
+  if (f.axis == scale_axis::tensor && f.clip != clip_search::none) {
+    return {errc::unsupported, "clip", static_cast<int64_t>(f.clip)};
+  }
   if (f.group_size < 0 || f.group_size % 8 != 0) return {errc::bad_argument, "group_size", f.group_size};
   if (f.axis == scale_axis::channel && f.group_size != 0 &&
       (f.group_size > block_size || block_size % f.group_size != 0)) {
@@ -184,8 +187,8 @@ constexpr uint64_t side_fingerprint(const side_format& f) noexcept {
 }  // namespace detail
 
 /// Checks a layer's format. Fails: bad_argument or unsupported, naming the field: MLA latents, heads whose
-/// dim is no multiple of 8, blocks of less than 32 tokens and channel groups that cross a block are not
-/// packed.
+/// dim is no multiple of 8, blocks of less than 32 or more than 128 tokens, a clip search per tensor and
+/// channel groups that cross a block are not packed.
 constexpr status validate(const kv_format& f, const group_shape& s, int32_t block_size) noexcept {
   if (status bad = validate(s, block_size); !bad) return bad;
   if (status bad = detail::validate_side(f.k, s.head_dim_k, block_size); !bad) return bad;
