@@ -12,6 +12,10 @@ std::string_view name_of(kv_type type) {
   return "f32";
 }
 
+result<opened_sequence> cache_kind::resume(std::span<const token_id> text, int, const cache_scope& scope) {
+  return open(text, scope);
+}
+
 status cache_kind::draft(int, int) {
   return cannot_run("unsupported", "draft", std::string(name()));
 }

@@ -5,7 +5,7 @@
 // cache kind is one class that answers these questions and gives out the backend the model writes through.
 //
 //   open(prompt) -> slot, reused      the first `reused` tokens are there already
-//   extend(slot, n) -> room           then a model step over those n tokens, any number of times
+//   extend(slot, n) -> rows           then a model step over so many tokens, any number of times
 //   commit(slot, text)                what was written may serve others
 //   fork(slot), close(slot)
 //   draft(slot, n) -> accept(slot, k)  n tokens of a guess, of which k turn out to be right
@@ -83,9 +83,14 @@ class cache_kind {
   /// Fails: cannot_run "out_of_sequences"; bad_input when the prompt is empty or too long.
   virtual result<opened_sequence> open(std::span<const token_id> prompt, const cache_scope& scope) = 0;
 
-  /// Makes room for `tokens` more tokens.
-  /// Fails: cannot_run "out_of_blocks" (close another sequence and try again) or "too_long"; nothing changed.
-  virtual status extend(int slot, int tokens) = 0;
+  /// Makes room for `tokens` more tokens. Returns how many of them one step may compute: all, but where
+  /// tokens leave in between. Fails: cannot_run "out_of_blocks" (close another sequence and try again) or
+  /// "too_long"; nothing changed.
+  virtual result<int> extend(int slot, int tokens) = 0;
+
+  /// As open, for a text that was closed before its end: `prompt` tokens, and what was generated after them.
+  virtual result<opened_sequence> resume(std::span<const token_id> text, int prompt,
+                                         const cache_scope& scope);
 
   /// Tells which tokens the sequence holds, from its first one, so that they can serve other prompts.
   /// Requires: text.size() is at most the number of tokens written.
@@ -111,6 +116,9 @@ class cache_kind {
 
   /// Tokens written to the sequence.
   virtual int length(int slot) const = 0;
+
+  /// Of these, tokens that left it by a retention policy, on average over the heads, rounded down.
+  virtual int dropped(int) { return 0; }
 
   virtual cache_bytes bytes() const = 0;
 

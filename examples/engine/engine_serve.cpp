@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // engine_serve: a workload under continuous batching. With --cache both it runs twice in the same memory,
-// once with a reserved region per sequence and once paged, and compares: memory, work, time, answers.
+// once with a reserved region per sequence and once paged, and compares: memory, work, time, answers. With
+// --policy every request is served under a retention policy, from a paged cache.
 
 #include <algorithm>
 #include <chrono>
@@ -9,14 +10,17 @@
 #include <cstdio>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "program.hpp"
-#include "scheduler.hpp"
+#include "serve_report.hpp"
+#include "session_kind.hpp"
 #include "workload.hpp"
 
 namespace {
 
 using engine::json;
+using engine::serving;
 using clock_type = std::chrono::steady_clock;
 
 // Unless --blocks says otherwise, the pool has room for this many sequences of the longest length.
@@ -24,12 +28,26 @@ constexpr std::int64_t default_regions = 3;
 
 struct options {
   engine::common_options common;
+  engine::policy_options retention{.policy = "full", .mode = "stream"};
+  bool drops = false;  ///< --policy was given
   std::string requests;
   std::optional<std::int64_t> blocks;
   int batch = 24;
   std::string eviction = "lru";
   bool ignore_end = false;
 };
+
+// What does not go together is said before anything is loaded.
+void check_options(const CLI::App& app, options& o) {
+  o.drops = app.count("--policy") > 0;
+  if (!o.drops && app.count("--mode") > 0)
+    throw CLI::ValidationError("--mode", o.retention.mode + " without --policy");
+  if (!o.drops) return;
+  if (app.count("--cache") > 0 && o.common.cache != "paged")
+    throw CLI::ValidationError("--cache", o.common.cache + "; with --policy: paged");
+  if (o.eviction != "lru") throw CLI::ValidationError("--eviction", o.eviction + "; with --policy: lru");
+  o.common.cache = "paged";
+}
 
 void add_options(CLI::App& app, options& o) {
   o.common.cache = "both";
@@ -51,6 +69,8 @@ void add_options(CLI::App& app, options& o) {
       ->check(CLI::IsMember({"lru", "lfu"}))
       ->capture_default_str();
   app.add_flag("--ignore-eos", o.ignore_end, "go on after an end token");
+  add_policy_options(app, o.retention);
+  app.parse_complete_callback([&app, &o] { check_options(app, o); });
 }
 
 /// The memory every kind gets.
@@ -75,21 +95,8 @@ budget plan_budget(const options& o, std::span<const engine::job> jobs, int cont
   return b;
 }
 
-/// A cache kind, what it was asked to do and how it went.
-struct serving {
-  std::string kind;
-  int sequences = 0;
-  std::unique_ptr<engine::cache_kind> cache;
-  std::unique_ptr<engine::scheduler> scheduler;
-  engine::cache_counts counts;  ///< at the end; the cache itself is gone by then
-  double seconds = 0;
-
-  std::size_t pool_bytes() const {
-    return static_cast<std::size_t>(counts.blocks_total) * counts.block_bytes;
-  }
-};
-
-engine::result<serving> open_serving(const options& o, const std::string& kind, const budget& b,
+engine::result<serving> open_serving(const options& o, const std::string& kind,
+                                     const std::optional<engine::dropping>& policy, const budget& b,
                                      std::span<const engine::job> jobs, engine::loaded& parts) {
   serving s;
   s.kind = kind;
@@ -114,7 +121,9 @@ engine::result<serving> open_serving(const options& o, const std::string& kind, 
   config.max_tokens = b.longest;
   config.eviction = o.eviction;
   config.pool = &parts.pool;
-  auto cache = engine::make_cache(kind, config);
+  s.policy = policy;
+  auto cache = s.policy ? engine::make_session_kind(*parts.model, *s.policy, config)
+                        : engine::make_cache(kind, config);
   if (!cache) return cache.error();
   s.cache = std::move(*cache);
   engine::scheduler_options how{s.sequences, o.common.chunk, {}};
@@ -154,155 +163,6 @@ engine::status serve(serving& s) {
   return {};
 }
 
-std::string hex(std::uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016" PRIx64, value);
-  return text;
-}
-
-json to_json(const engine::answer& a, const engine::tokenizer& text) {
-  const auto ids = a.ids();
-  const std::span<const engine::token_id> all(a.text);
-  const auto prompt = all.first(static_cast<std::size_t>(a.prompt_tokens));
-  return {{"id", a.from->id},
-          {"turn", a.turn},
-          {"sample", a.sample},
-          {"temperature", a.from->how.temperature},
-          {"seed", a.from->how.seed + static_cast<std::uint64_t>(a.sample)},
-          {"prompt_ids", std::vector<engine::token_id>(prompt.begin(), prompt.end())},
-          {"ids", std::vector<engine::token_id>(ids.begin(), ids.end())},
-          {"text", text.decode(ids)},
-          {"stop", a.stop},
-          {"asked", a.prompt_tokens},
-          {"reused", a.reused},
-          {"prefilled", a.prefilled},
-          {"recomputed", a.recomputed},
-          {"preempted", a.preempted},
-          {"fnv", hex(a.fnv)},
-          {"first_token_step", a.first_token_step},
-          {"finish_step", a.finish_step}};
-}
-
-json to_json(const serving& s, const engine::tokenizer& text) {
-  const engine::serve_totals& t = s.scheduler->totals();
-  const engine::cache_counts& c = s.counts;
-  json requests = json::array();
-  for (const engine::answer* a : s.scheduler->answers()) requests.push_back(to_json(*a, text));
-  const json totals = {{"asked", t.asked},
-                       {"reused", t.reused},
-                       {"prefilled", t.prefilled},
-                       {"recomputed", t.recomputed},
-                       {"generated", t.generated},
-                       {"steps", t.steps},
-                       {"peak_running", t.peak_running},
-                       {"peak_blocks", t.peak_blocks},
-                       {"peak_bytes_held", t.peak_held},
-                       {"peak_bytes_reserved", t.peak_reserved},
-                       {"pool_blocks", c.blocks_total},
-                       {"pool_bytes", s.pool_bytes()},
-                       {"waste_percent", t.waste_percent()},
-                       {"preemptions", t.preemptions},
-                       {"evictions", c.evictions},
-                       {"copies", c.copies},
-                       {"seconds", s.seconds}};
-  return {{"cache", s.kind}, {"sequences", s.sequences}, {"requests", requests}, {"totals", totals}};
-}
-
-/// The answers in which the runs differ, as indices.
-std::vector<std::size_t> differences(const std::vector<serving>& runs) {
-  std::vector<std::size_t> out;
-  const auto first = runs.front().scheduler->answers();
-  for (std::size_t r = 1; r < runs.size(); ++r) {
-    const auto other = runs[r].scheduler->answers();
-    for (std::size_t i = 0; i < first.size(); ++i) {
-      const bool same =
-          i < other.size() && first[i]->text == other[i]->text && first[i]->fnv == other[i]->fnv;
-      if (!same) out.push_back(i);
-    }
-  }
-  return out;
-}
-
-/// Rows of a table: a label, then one cell per run.
-class table {
- public:
-  explicit table(const std::vector<serving>& runs) : runs_(runs) {}
-
-  template <class Cell>
-  void row(const char* label, const Cell& cell) {
-    std::printf("%-46s", label);
-    for (const serving& s : runs_) std::printf("%16s", std::string(cell(s)).c_str());
-    std::printf("\n");
-  }
-
- private:
-  const std::vector<serving>& runs_;
-};
-
-std::string number(std::int64_t value) {
-  return std::to_string(value);
-}
-
-std::string fixed(double value, const char* unit) {
-  char text[48];
-  std::snprintf(text, sizeof(text), "%.1f %s", value, unit);
-  return text;
-}
-
-std::string mebibytes(std::size_t bytes) {
-  return fixed(static_cast<double>(bytes) / (1 << 20), "MiB");
-}
-
-// The first line of an answer, for a list.
-std::string first_words(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-  if (text.size() <= 64) return text;
-  std::size_t end = 64;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;
-  return text.substr(0, end) + "...";
-}
-
-void print_answers(const serving& s, const engine::tokenizer& text) {
-  std::printf("answers (%s)\n%-16s %4s %6s %6s %8s %5s  %s\n", s.kind.c_str(), "id", "turn", "sample",
-              "asked", "reused", "new", "text");
-  for (const engine::answer* a : s.scheduler->answers()) {
-    std::printf("%-16s %4d %6d %6d %8d %5zu  %s\n", first_words(a->from->id).c_str(), a->turn, a->sample,
-                a->prompt_tokens, a->reused, a->ids().size(), first_words(text.decode(a->ids())).c_str());
-  }
-  std::printf("\n");
-}
-
-void print_table(const std::vector<serving>& runs, const std::vector<std::size_t>& different) {
-  using cell = const serving&;
-  const auto totals = [](cell s) -> const engine::serve_totals& { return s.scheduler->totals(); };
-  table t(runs);
-  t.row("", [](cell s) { return s.kind; });
-  t.row("memory for keys and values", [](cell s) { return mebibytes(s.pool_bytes()); });
-  t.row("requests at the same time, at most", [&](cell s) { return number(totals(s).peak_running); });
-  t.row("set aside for them, peak", [&](cell s) { return mebibytes(totals(s).peak_reserved); });
-  t.row("holding tokens, peak", [&](cell s) { return mebibytes(totals(s).peak_held); });
-  t.row("set aside but empty, average", [&](cell s) { return fixed(totals(s).waste_percent(), "%"); });
-  t.row("prompt tokens asked for", [&](cell s) { return number(totals(s).asked); });
-  t.row("  found in the cache", [&](cell s) { return number(totals(s).reused); });
-  t.row("  computed", [&](cell s) { return number(totals(s).prefilled); });
-  t.row("tokens generated", [&](cell s) { return number(totals(s).generated); });
-  t.row("requests preempted (tokens computed again)",
-        [&](cell s) { return number(totals(s).preemptions) + " (" + number(totals(s).recomputed) + ")"; });
-  t.row("cached prefixes evicted", [](cell s) { return number(s.counts.evictions); });
-  t.row("shared blocks copied before writing", [](cell s) { return number(s.counts.copies); });
-  t.row("steps", [&](cell s) { return number(totals(s).steps); });
-  t.row("time", [](cell s) { return fixed(s.seconds, "s"); });
-  if (runs.size() < 2) return;
-  const std::size_t answers = runs.front().scheduler->answers().size();
-  std::printf("%-46s", "answers equal (tokens, and logits bit for bit)");
-  if (different.empty()) {
-    std::printf("%32s\n", ("yes, all " + std::to_string(answers)).c_str());
-  } else {
-    std::printf("%32s\n", ("NO, " + std::to_string(different.size()) + " differ").c_str());
-  }
-}
-
 // The first thing that went wrong although the runs came to their end.
 std::optional<engine::error> failure_of(const options& o, const std::vector<serving>& runs,
                                         const std::vector<std::size_t>& different) {
@@ -322,6 +182,12 @@ engine::result<json> run(const options& o, std::optional<engine::error>& failure
   if (!file) return file.error();
   const auto lines = engine::parse_workload(*file, o.requests);
   if (!lines) return lines.error();
+  std::optional<engine::dropping> policy;
+  if (o.drops) {
+    auto how = engine::read_dropping(o.retention);
+    if (!how) return how.error();
+    policy = std::move(*how);
+  }
   auto parts = engine::load_model(o.common);
   if (!parts) return parts.error();
   const int context = (*parts)->model->shape().kv.max_positions;
@@ -334,17 +200,17 @@ engine::result<json> run(const options& o, std::optional<engine::error>& failure
   std::vector<serving> runs;
   json documents = json::array();
   for (const std::string& kind : kinds) {
-    auto opened = open_serving(o, kind, b, *jobs, **parts);
+    auto opened = open_serving(o, kind, policy, b, *jobs, **parts);
     if (!opened) return opened.error();
     serving& s = runs.emplace_back(std::move(*opened));
     if (engine::status done = serve(s); !done) return done.error();
-    documents.push_back(to_json(s, *(*parts)->text));
+    documents.push_back(engine::to_json(s, *(*parts)->text));
   }
-  const std::vector<std::size_t> different = differences(runs);
+  const std::vector<std::size_t> different = engine::differences(runs);
   failure = failure_of(o, runs, different);
   if (!o.common.as_json) {
-    print_answers(runs.back(), *(*parts)->text);
-    print_table(runs, different);
+    engine::print_answers(runs.back(), *(*parts)->text);
+    engine::print_table(runs, different);
     if (failure) std::fprintf(stderr, "error: %s\n", describe(*failure).c_str());
     return json();
   }

@@ -74,7 +74,7 @@ status advance(llama_model& model, cache_kind& cache, std::span<const int> slots
                std::span<const token_id> tokens, std::vector<float>& logits) {
   std::vector<step_segment> segments;
   for (const int slot : slots) {
-    if (status s = cache.extend(slot, 1); !s) return s;
+    if (const auto room = cache.extend(slot, 1); !room) return room.error();
     segments.push_back({slot, cache.length(slot), 1});
   }
   std::vector<int> rows(slots.size());

@@ -33,7 +33,7 @@ class library_cache final : public cache_kind, private kv_backend {
   std::string_view name() const override { return reserves ? "contiguous" : "paged"; }
   kv_backend& backend() override { return *this; }
   result<opened_sequence> open(std::span<const token_id> prompt, const cache_scope& scope) override;
-  status extend(int slot, int tokens) override;
+  result<int> extend(int slot, int tokens) override;
   status commit(int slot, std::span<const token_id> text) override;
   result<int> fork(int slot) override;
   void close(int slot) override { at(slot) = {}; }
@@ -151,11 +151,11 @@ result<opened_sequence> library_cache<Traits>::open(std::span<const token_id> pr
 }
 
 template <class Traits>
-status library_cache<Traits>::extend(int slot, int tokens) {
+result<int> library_cache<Traits>::extend(int slot, int tokens) {
   auto& s = at(slot);
   // A step that was refused after an earlier extend left room behind; only what is missing is asked for.
   const auto got = s.handle.extend(std::max(0, tokens - (s.handle.held() - s.written)));
-  return got ? status() : to_error(got.error());
+  return got ? result<int>(tokens) : to_error(got.error());
 }
 
 template <class Traits>

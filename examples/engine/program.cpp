@@ -111,21 +111,27 @@ void add_common_options(CLI::App& app, common_options& options) {
 void add_policy_options(CLI::App& app, policy_options& options) {
   app.add_option("--policy", options.policy, "which tokens stay, such as h2o:heavy=64,recent=64")
       ->capture_default_str();
-  app.add_option("--mode", options.mode,
+  app.add_option("--mode,--drop", options.mode,
                  "when others go: at the end of the prompt, from the first token on, "
                  "or when blocks run out")
       ->check(CLI::IsMember({"oneshot", "stream", "out_of_blocks"}))
       ->capture_default_str();
 }
 
-result<std::optional<dropping>> read_policy(const policy_options& options) {
+result<dropping> read_dropping(const policy_options& options) {
   auto policy = parse_policy(options.policy);
   if (!policy) return policy.error();
-  if (policy->policy.get<kvcache::keep_all>() != nullptr) return std::optional<dropping>();
   dropping how{std::move(*policy), drop_mode::oneshot};
   if (options.mode == "stream") how.mode = drop_mode::stream;
   if (options.mode == "out_of_blocks") how.mode = drop_mode::out_of_blocks;
-  return std::optional<dropping>(std::move(how));
+  return how;
+}
+
+result<std::optional<dropping>> read_policy(const policy_options& options) {
+  auto how = read_dropping(options);
+  if (!how) return how.error();
+  if (how->policy.policy.get<kvcache::keep_all>() != nullptr) return std::optional<dropping>();
+  return std::optional<dropping>(std::move(*how));
 }
 
 int run_program(CLI::App& app, int argc, char** argv, const common_options& options,

@@ -47,14 +47,17 @@ void add_common_options(CLI::App& app, common_options& options);
 int run_program(CLI::App& app, int argc, char** argv, const common_options& options,
                 const std::function<result<json>()>& body);
 
-/// Adds --policy (policy_text.hpp) and --mode to `app`. The policy is read by read_policy().
+/// Adds --policy (policy_text.hpp) and --mode to `app`; --drop is another name of the latter.
 struct policy_options {
   std::string policy = "full";
   std::string mode = "oneshot";
 };
 void add_policy_options(CLI::App& app, policy_options& options);
 
-/// The policy and when it acts; nothing for "full". Fails: as parse_policy.
+/// The policy and when it acts. Fails: as parse_policy.
+result<dropping> read_dropping(const policy_options& options);
+
+/// The same; nothing for "full".
 result<std::optional<dropping>> read_policy(const policy_options& options);
 
 /// Everything a program needs before it can open a cache. Not movable: parts refer to each other.

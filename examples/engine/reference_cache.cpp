@@ -46,12 +46,12 @@ result<opened_sequence> reference_cache::open(std::span<const token_id> prompt, 
   return opened_sequence{slot, 0};
 }
 
-status reference_cache::extend(int slot, int tokens) {
+result<int> reference_cache::extend(int slot, int tokens) {
   sequence& s = sequences_.at(slot);
   if (tokens > config_.max_tokens - s.length)
     return cannot_run("too_long", "sequence.tokens", std::to_string(s.length + std::int64_t{tokens}));
   s.room = s.length + tokens;
-  return {};
+  return tokens;
 }
 
 status reference_cache::commit(int, std::span<const token_id>) {

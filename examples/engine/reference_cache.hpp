@@ -21,7 +21,7 @@ class reference_cache final : public cache_kind, private kv_backend {
   std::string_view name() const override { return "reference"; }
   kv_backend& backend() override { return *this; }
   result<opened_sequence> open(std::span<const token_id> prompt, const cache_scope& scope) override;
-  status extend(int slot, int tokens) override;
+  result<int> extend(int slot, int tokens) override;
   status commit(int slot, std::span<const token_id> text) override;
   result<int> fork(int slot) override;
   void close(int slot) override;

@@ -13,9 +13,11 @@ status feed(llama_model& model, cache_kind& cache, int slot, std::span<const tok
   std::vector<float> logits;
   std::vector<int> wanted;
   while (!tokens.empty()) {
-    const int rows = static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(chunk)));
     const int position = cache.length(slot);
-    if (status s = cache.extend(slot, rows); !s) return s;
+    const auto room = cache.extend(
+        slot, static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(chunk))));
+    if (!room) return room.error();
+    const int rows = *room;
     if (which == observe::all) {
       wanted.resize(static_cast<std::size_t>(rows));
       std::iota(wanted.begin(), wanted.end(), 0);

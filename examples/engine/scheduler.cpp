@@ -126,31 +126,30 @@ status scheduler::plan_running(bool decoding) {
   }
   for (request* r : candidates) {
     if (r->slot < 0 || left_ == 0) continue;
-    const int rows = std::min(left_, r->left());
-    const auto room = make_room(*r, rows);
-    if (!room) return room.error();
-    if (!*room) continue;
-    plan_.push_back({r, rows});
-    left_ -= rows;
+    const auto rows = make_room(*r, std::min(left_, r->left()));
+    if (!rows) return rows.error();
+    if (*rows == 0) continue;
+    plan_.push_back({r, *rows});
+    left_ -= *rows;
   }
   return {};
 }
 
-// Room for `rows` more tokens, at the cost of younger requests. False: r itself had to go.
-result<bool> scheduler::make_room(request& r, int rows) {
+// Room for a step of at most `rows` tokens, at the cost of younger requests. Returns how many; 0: r itself
+// had to go.
+result<int> scheduler::make_room(request& r, int rows) {
   while (true) {
-    const status s = cache_.extend(r.slot, rows);
-    if (s) return true;
-    if (s.error().code != "out_of_blocks") return s.error();
+    const auto room = cache_.extend(r.slot, rows);
+    if (room || room.error().code != "out_of_blocks") return room;
     if (running_.size() == 1) {
       cache_.close(r.slot);
       running_.erase(r.place);
       refuse(r);
-      return false;
+      return 0;
     }
     request& youngest = *running_.rbegin()->second;
     if (status p = preempt(youngest); !p) return p.error();
-    if (&youngest == &r) return false;
+    if (&youngest == &r) return 0;
   }
 }
 
@@ -193,12 +192,12 @@ status scheduler::admit() {
   while (left_ > 0 && !preempted_now_ && !waiting_.empty()) {
     request& r = *waiting_.begin()->second;
     if (places_taken() + r.places(options_.batch) > options_.batch) break;
-    const auto opened = cache_.open(r.out.text, r.out.from->scope);
+    const auto opened = cache_.resume(r.out.text, r.out.prompt_tokens, r.out.from->scope);
     if (!opened) return opened.error();
-    const int rows = std::min(left_, r.size() - opened->reused);
-    if (status s = cache_.extend(opened->slot, rows); !s) {
+    const auto rows = cache_.extend(opened->slot, std::min(left_, r.size() - opened->reused));
+    if (!rows) {
       cache_.close(opened->slot);
-      if (s.error().code != "out_of_blocks") return s;
+      if (rows.error().code != "out_of_blocks") return rows.error();
       if (!running_.empty()) break;
       waiting_.erase(r.place);
       refuse(r);
@@ -212,8 +211,8 @@ status scheduler::admit() {
     r.out.reused += fresh;
     totals_.reused += fresh;
     r.known = std::max(r.known, r.written);
-    plan_.push_back({&r, rows});
-    left_ -= rows;
+    plan_.push_back({&r, *rows});
+    left_ -= *rows;
   }
   totals_.peak_running = std::max(totals_.peak_running, static_cast<int>(running_.size()));
   return {};
@@ -344,6 +343,8 @@ void scheduler::take_token(request& r, std::span<const float> logits, std::uint6
 
 status scheduler::finish(request& r) {
   if (status s = cache_.commit(r.slot, r.written_text()); !s) return s;
+  r.out.dropped = cache_.dropped(r.slot);
+  totals_.dropped += r.out.dropped;
   cache_.close(r.slot);
   running_.erase(r.place);
   r.slot = -1;

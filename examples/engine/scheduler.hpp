@@ -58,6 +58,7 @@ struct answer {
   int prefilled = 0;      ///< prompt tokens computed; reused + prefilled = prompt_tokens
   int recomputed = 0;     ///< tokens computed once more after a preemption
   int preempted = 0;      ///< times
+  int dropped = 0;        ///< tokens that a retention policy let go; see cache_kind::dropped
   std::uint64_t fnv = 0;  ///< see chain()
   std::int64_t first_token_step = -1;
   std::int64_t finish_step = -1;
@@ -82,6 +83,7 @@ struct serve_totals {
   std::int64_t recomputed = 0;
   std::int64_t generated = 0;
   std::int64_t preemptions = 0;
+  std::int64_t dropped = 0;  ///< of all answers, see answer::dropped
   int peak_running = 0;
   // Sampled in each step, all sequences of the step still open.
   std::int64_t peak_blocks = 0;
@@ -150,7 +152,7 @@ class scheduler {
   void arrive();
   int places_taken() const;
   status plan_running(bool decoding);
-  result<bool> make_room(request& r, int rows);
+  result<int> make_room(request& r, int rows);
   status preempt(request& r);
   void refuse(request& r);
   status admit();

@@ -3,6 +3,7 @@
 #include "session.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "library_terms.hpp"
@@ -47,6 +48,18 @@ static status check_pinned(const std::vector<int>& pinned, const kvcache::retent
   return {};
 }
 
+// How much of the prompt may come from the cache: tokens of it that are looked up, and of these, how many
+// must be computed here all the same. A stream would have dropped behind its first drop; and what the policy
+// must see by the time it drops, or all if everything is remembered, has to be computed.
+std::pair<int, int> session_cache::parts::reusable(const kvcache::retention& what,
+                                                   const session_options& with) const {
+  int usable = static_cast<int>(with.prompt.size());
+  if (with.mode == drop_mode::stream) usable = rows_until_drop(what, 0, usable);
+  const bool at_any_time =
+      with.mode == drop_mode::out_of_blocks && what.policy.needs() != kvcache::observe::nothing;
+  return {usable, with.remember || at_any_time ? usable : std::min(usable, what.policy.must_recompute())};
+}
+
 result<session> session::create(llama_model& model, session_cache& cache, const kvcache::retention& policy,
                                 const session_options& options) {
   session_cache::parts& parts = *cache.parts_;
@@ -61,11 +74,10 @@ result<session> session::create(llama_model& model, session_cache& cache, const 
   s->what = policy;
   s->options = options;
   s->options.prompt = {};
-  // What a policy must see, or all if everything is remembered, has to be computed here.
-  const int all = static_cast<int>(options.prompt.size());
-  const int recompute = options.remember ? all : std::min(all, policy.policy.must_recompute());
-  auto opened = parts.whole.open(options.prompt, scope_of(options.scope),
-                                 {.account = 0, .recompute = std::max(1, recompute)});
+  const auto [usable, recompute] = parts.reusable(policy, options);
+  auto opened =
+      parts.whole.open(options.prompt.first(static_cast<std::size_t>(usable)), scope_of(options.scope),
+                       {.account = 0, .recompute = std::max(1, recompute)});
   if (!opened) return to_error(opened.error());
   s->whole = std::move(*opened);
   s->reused = s->position = s->whole.reused();
@@ -101,6 +113,7 @@ result<session> session::copy() const {
   s->what = from.what;
   s->options = from.options;
   s->tokens = from.tokens;
+  s->due = from.due;
   s->position = from.position;
   s->reused = from.reused;
   if (!from.split()) {
@@ -149,6 +162,35 @@ result<int> session::commit(std::span<const token_id> text) {
       state_->whole.commit(text.first(std::min(text.size(), static_cast<std::size_t>(state_->position))));
   if (!done) return state_->split() ? result<int>(0) : result<int>(to_error(done.error()));
   return *done;
+}
+
+int session::slot() const {
+  return state_->slot;
+}
+
+void session::read(int layer, int position, float* k, float* v) const {
+  const session_cache::parts& parts = *state_->cache;
+  const kvc_kv& kv = state_->split() ? parts.head_planes.layer(0) : parts.whole_planes.layer(layer);
+  const int block = parts.config.block_size;
+  for (int h = 0; h < parts.config.shape.kv_heads; ++h) {
+    const std::size_t index = state_->index(layer, h);
+    const auto held = state_->tokens[index].positions();
+    const auto at = std::lower_bound(held.begin(), held.end(), position);
+    const bool here = at != held.end() && *at == position;
+    const int slot = here ? state_->tokens[index].slot_of(static_cast<int>(at - held.begin())) : 0;
+    const kvcache::sequence& table = state_->split() ? state_->heads[index] : state_->whole;
+    const auto copy = [&](const kvc_plane& plane, float*& to) {
+      for (int d = 0; d < parts.config.shape.head_dim; ++d, ++to) {
+        *to = std::numeric_limits<float>::quiet_NaN();
+        if (!here) continue;
+        const kvcache::block_id b = table.table()[static_cast<std::size_t>(slot / block)];
+        const std::byte* from = cell(plane, b, state_->split() ? 0 : h, slot % block);
+        *to = widen(from + plane.dim_stride * d, parts.config.type);
+      }
+    };
+    copy(kv.k, k);
+    copy(kv.v, v);
+  }
 }
 
 int session::position() const {

@@ -64,6 +64,11 @@ class session_cache {
   session_cache(const session_cache&) = delete;
   session_cache& operator=(const session_cache&) = delete;
 
+  /// What the model writes through in a step of the caller's: see session::extend.
+  kv_backend& backend();
+  /// As of a cache kind: what its sessions hold. Blocks of single heads count as parts of whole ones.
+  cache_bytes bytes() const;
+  cache_counts counts() const;
   /// Blocks of both caches that are in use or cached, as bytes.
   std::size_t bytes_used() const;
   /// Null, or the name of the first broken invariant.
@@ -112,6 +117,19 @@ class session {
   /// One token for each of several sessions of one cache, in one step. logits: [sessions][vocabulary].
   static status advance(std::span<session* const> sessions, std::span<const token_id> tokens,
                         std::vector<float>& logits);
+
+  /// Room for a step of the caller's, which may hold rows of other sessions as well: at most `tokens` of this
+  /// text, up to the next drop. Returns how many; llama_model::forward then computes them through
+  /// session_cache::backend(), as the segment {slot(), position(), how many}. feed() is made of this.
+  /// Fails: as feed; nothing is lost, it may be tried again.
+  result<int> extend(int tokens);
+  /// Lets go what is due to go since the last step: extend() does so at the latest. Fails: out_of_blocks.
+  status settle();
+  /// The text's name in a step.
+  int slot() const;
+  /// Copies what is stored for the token at a text position, widened to f32; not-a-number for a head that has
+  /// dropped it. k (after RoPE) and v: [kv_heads][head_dim].
+  void read(int layer, int position, float* k, float* v) const;
 
   /// Tokens fed or reused: the text position of the next one.
   int position() const;

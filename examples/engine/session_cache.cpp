@@ -2,7 +2,9 @@
 // The memory of all texts: caches, planes, room for tokens, queued commands.
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "library_terms.hpp"
 #include "session_state.hpp"
@@ -102,12 +104,7 @@ status session_cache::parts::extend_whole(state& s, int tokens, bool draft) {
   s.overwrites = s.tokens[0].vacant();
   if (s.overwrites) {
     const keep_plan all{.form = drop_form::overwrite, .keep = s.whole.held()};
-    auto own = s.whole.retain(all, 0);
-    if (!own && own.error().code == kvcache::errc::busy) {
-      run_commands();  // copies of other texts
-      own = s.whole.retain(all, 0);
-    }
-    if (!own) return to_error(own.error());
+    if (status own = retain_whole(s, all, false); !own) return own;
   }
   // A step that was refused after an earlier extend left room behind; only what is missing is asked for.
   const int room = s.whole.held() - s.slots();
@@ -148,6 +145,53 @@ result<std::unique_ptr<session_cache>> session_cache::create(const cache_config&
   auto made = std::make_unique<parts>();
   if (status s = made->create(config); !s) return s.error();
   return std::unique_ptr<session_cache>(new session_cache(std::move(made)));
+}
+
+kv_backend& session_cache::backend() {
+  return *parts_;
+}
+
+// Reserved: blocks in some table, each once. Held: their slots that are filled by at least one text.
+cache_bytes session_cache::bytes() const {
+  std::map<std::pair<bool, kvcache::block_id>, int> filled;  // by: of single heads, block
+  const auto add = [&](bool of_head, const kvcache::sequence& table, int slots) {
+    for (const kvcache::block_id b : table.table()) {
+      int& most = filled[{of_head, b}];
+      most = std::max(most, std::clamp(slots, 0, parts_->config.block_size));
+      slots -= parts_->config.block_size;
+    }
+  };
+  for (const session::state* s : parts_->by_slot) {
+    if (s == nullptr) continue;
+    if (!s->split()) add(false, s->whole, s->slots());
+    for (std::size_t h = 0; h < s->heads.size(); ++h) add(true, s->heads[h], s->tokens[h].slots());
+  }
+  const std::size_t slot_bytes = counts().block_bytes / static_cast<std::size_t>(parts_->config.block_size);
+  const auto heads = static_cast<std::size_t>(parts_->head_count());
+  cache_bytes total;
+  for (const auto& [where, slots] : filled) {
+    const std::size_t each = where.first ? slot_bytes / heads : slot_bytes;
+    total.held += static_cast<std::size_t>(slots) * each;
+    total.reserved += static_cast<std::size_t>(parts_->config.block_size) * each;
+  }
+  return total;
+}
+
+cache_counts session_cache::counts() const {
+  const kvcache::group_geometry& g = parts_->whole.shape().group[0];
+  cache_counts out;
+  out.block_bytes = static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size).count);
+  const auto add = [&out](const kvcache::cache& c, std::int64_t parts) {
+    const kvcache::stats n = c.count();
+    out.blocks_total += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_total), parts);
+    out.blocks_used += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_used), parts);
+    out.blocks_cached += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_cached), parts);
+    out.evictions += static_cast<std::int64_t>(n.nodes_evicted);
+    out.copies += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_copied), parts);
+  };
+  add(parts_->whole, 1);
+  if (parts_->heads) add(*parts_->heads, parts_->head_count());
+  return out;
 }
 
 std::size_t session_cache::bytes_used() const {

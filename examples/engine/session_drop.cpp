@@ -8,6 +8,14 @@
 
 namespace engine {
 
+// What the last step made due. If that fails it stays due.
+status session_cache::parts::settle(state& s) {
+  if (!s.due) return {};
+  if (status done = drop(s, drop_reason::token); !done) return done;
+  s.due = false;
+  return {};
+}
+
 status session_cache::parts::drop(state& s, drop_reason why) {
   // For want of blocks all goes that the policy can spare, however many it would otherwise let gather.
   const keep_plan plan = s.what.policy.plan({.held = s.mean_held(),
@@ -68,13 +76,23 @@ void session_cache::parts::vacate(state& s, const std::vector<std::vector<std::i
   }
 }
 
+// Commands of other texts may have to run first.
+status session_cache::parts::retain_whole(state& s, const keep_plan& plan, bool at_a_loss) {
+  auto done = s.whole.retain(plan, 0, at_a_loss);
+  if (!done && done.error().code == kvcache::errc::busy) {
+    run_commands();
+    done = s.whole.retain(plan, 0, at_a_loss);
+  }
+  return done ? status() : to_error(done.error());
+}
+
 status session_cache::parts::cut(state& s, const keep_plan& plan, bool at_a_loss) {
   if (s.split()) return cannot_run("unsupported", "policy", "whole blocks of heads of different lengths");
   if (!s.tokens[0].ordered()) return cannot_run("unsupported", "policy", "whole blocks of slots in no order");
   const int drop = s.slots() - plan.keep;
   // A step that was refused may have left room behind, which is no part of the plan.
   if (s.whole.held() > s.slots()) (void)s.whole.truncate(s.slots());
-  if (auto done = s.whole.retain(plan, 0, at_a_loss); !done) return to_error(done.error());
+  if (status done = retain_whole(s, plan, at_a_loss); !done) return done;
   run_commands();
   for (head_slots& head : s.tokens) head.erase(plan.sinks, drop);
   return {};
@@ -130,7 +148,7 @@ status session_cache::parts::gather_whole(state& s, const keep_plan& plan,
   exact.form = drop_form::gather;
   exact.keep = static_cast<std::int32_t>(kept.front().size());
   exact.sinks = exact.recent = 0;  // said by the lists
-  if (auto done = s.whole.retain(exact, 0, at_a_loss); !done) return to_error(done.error());
+  if (status done = retain_whole(s, exact, at_a_loss); !done) return done;
   std::vector<std::int32_t> lists;
   for (const auto& list : kept) lists.insert(lists.end(), list.begin(), list.end());
   std::vector<kvc_keep> keeps(static_cast<std::size_t>(config.max_sequences));

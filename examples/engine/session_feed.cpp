@@ -9,47 +9,55 @@
 namespace engine {
 
 // Rows until the next token after which the policy drops, at most `rows`.
-static int rows_until_drop(const kvcache::retention& what, int held, int unit, int rows) {
+int session_cache::parts::rows_until_drop(const kvcache::retention& what, int held, int rows) const {
   for (int r = 1; r < rows; ++r) {
-    if (what.policy.plan({.held = held + r, .incoming = 0, .unit = unit, .prefill_end = false}).form !=
-        drop_form::nothing)
+    if (what.policy.plan({.held = held + r, .incoming = 0, .unit = config.block_size, .prefill_end = false})
+            .form != drop_form::nothing)
       return r;
   }
   return rows;
 }
 
+// Room for a step of at most `tokens`, which ends where the policy drops. Every step of a text begins here
+// and ends with settle(), or with the next prepare().
+result<int> session_cache::parts::prepare(state& s, int tokens, bool draft) {
+  if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
+  if (status done = settle(s); !done) return done.error();
+  const bool stream = s.options.mode == drop_mode::stream;
+  return make_room(s, stream ? rows_until_drop(s.what, s.mean_held(), tokens) : tokens, draft);
+}
+
+result<int> session::extend(int tokens) {
+  return state_->cache->prepare(*state_, tokens, false);
+}
+
+status session::settle() {
+  return state_->cache->settle(*state_);
+}
+
 result<std::vector<float>> session::feed(std::span<const token_id> tokens, observe which) {
   state& s = *state_;
-  if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
   const auto vocabulary = static_cast<std::size_t>(s.model->shape().vocabulary);
   std::vector<float> logits;
   if (which == observe::all) logits.reserve(tokens.size() * vocabulary);
   std::vector<int> wanted_rows;
   std::vector<float> step;
   while (!tokens.empty()) {
-    int rows =
-        static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk)));
-    if (s.options.mode == drop_mode::stream)
-      rows = rows_until_drop(s.what, s.mean_held(), s.cache->config.block_size, rows);
-    const auto room = s.cache->make_room(s, rows, false);
-    if (!room) return room.error();
-    rows = *room;
+    const auto most = std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk));
+    const auto rows = extend(static_cast<int>(most));
+    if (!rows) return rows.error();
     wanted_rows.clear();
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < *rows; ++r) {
       if (which == observe::all || static_cast<std::size_t>(r) + 1 == tokens.size()) wanted_rows.push_back(r);
     }
     step.resize(wanted_rows.size() * vocabulary);
-    const step_segment segment{s.slot, s.position, rows};
-    if (status done = s.model->forward(tokens.first(static_cast<std::size_t>(rows)), {&segment, 1},
-                                       wanted_rows, *s.cache, step);
-        !done)
+    const step_segment segment{s.slot, s.position, *rows};
+    const auto now = tokens.first(static_cast<std::size_t>(*rows));
+    if (status done = s.model->forward(now, {&segment, 1}, wanted_rows, *s.cache, step); !done)
       return done.error();
-    s.cache->count_overwritten(s);
-    s.position += rows;
     logits.insert(logits.end(), step.begin(), step.end());
-    tokens = tokens.subspan(static_cast<std::size_t>(rows));
-    if (s.options.mode != drop_mode::stream) continue;
-    if (status done = s.cache->drop(s, drop_reason::token); !done) return done.error();
+    tokens = tokens.subspan(now.size());
+    if (status done = settle(); !done) return done.error();
   }
   return logits;
 }
@@ -61,24 +69,19 @@ status session::compress() {
 
 result<std::vector<float>> session::draft(std::span<const token_id> tokens) {
   state& s = *state_;
-  if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
   if (tokens.empty()) return bad_input("bad_value", "draft", "empty");
-  int rows =
-      static_cast<int>(std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk)));
-  if (s.options.mode == drop_mode::stream)
-    rows = rows_until_drop(s.what, s.mean_held(), s.cache->config.block_size, rows);
-  const auto room = s.cache->make_room(s, rows, true);
-  if (!room) return room.error();
-  rows = *room;
-  std::vector<int> wanted_rows(static_cast<std::size_t>(rows));
+  const auto most = std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk));
+  const auto rows = s.cache->prepare(s, static_cast<int>(most), true);
+  if (!rows) return rows.error();
+  std::vector<int> wanted_rows(static_cast<std::size_t>(*rows));
   std::iota(wanted_rows.begin(), wanted_rows.end(), 0);
   std::vector<float> logits(wanted_rows.size() * static_cast<std::size_t>(s.model->shape().vocabulary));
   s.drafting = true;
-  s.drafted = rows;
+  s.drafted = *rows;
   s.pending.resize(static_cast<std::size_t>(s.cache->config.shape.layers));
-  const step_segment segment{s.slot, s.position, rows};
-  if (status done = s.model->forward(tokens.first(static_cast<std::size_t>(rows)), {&segment, 1}, wanted_rows,
-                                     *s.cache, logits);
+  const step_segment segment{s.slot, s.position, *rows};
+  if (status done =
+          s.model->forward(tokens.first(wanted_rows.size()), {&segment, 1}, wanted_rows, *s.cache, logits);
       !done) {
     s.drafting = false;
     if (!s.split()) (void)s.whole.accept(0);
@@ -111,7 +114,8 @@ status session::accept(int n) {
   s.position += n;
   s.drafting = false;
   s.drafted = 0;
-  return s.options.mode == drop_mode::stream ? s.cache->drop(s, drop_reason::token) : status();
+  s.due = s.options.mode == drop_mode::stream;
+  return settle();
 }
 
 status session::advance(std::span<session* const> sessions, std::span<const token_id> tokens,
@@ -121,9 +125,8 @@ status session::advance(std::span<session* const> sessions, std::span<const toke
   std::vector<step_segment> segments;
   std::vector<int> rows;
   for (session* one : sessions) {
-    state& s = *one->state_;
-    if (s.drafting) return cannot_run("busy", "draft", std::to_string(s.drafted));
-    if (const auto room = s.cache->make_room(s, 1, false); !room) return room.error();
+    const state& s = *one->state_;
+    if (const auto room = one->extend(1); !room) return room.error();
     segments.push_back({s.slot, s.position, 1});
     rows.push_back(static_cast<int>(rows.size()));
   }
@@ -132,11 +135,7 @@ status session::advance(std::span<session* const> sessions, std::span<const toke
   if (status done = model.forward(tokens, segments, rows, *sessions.front()->state_->cache, logits); !done)
     return done;
   for (session* one : sessions) {
-    state& s = *one->state_;
-    s.cache->count_overwritten(s);
-    ++s.position;
-    if (s.options.mode != drop_mode::stream) continue;
-    if (status done = s.cache->drop(s, drop_reason::token); !done) return done;
+    if (status done = one->settle(); !done) return done;
   }
   return {};
 }

@@ -48,6 +48,7 @@ struct session::state {
   std::vector<kvcache::sequence> heads;  // [layers * kv_heads] a table each, or none
   std::vector<head_slots> tokens;        // [layers * kv_heads] who lies where
   bool overwrites = false;               // the step under way takes slots of tokens that went
+  bool due = false;                      // a step was taken since the policy was last asked
   int position = 0;                      // tokens computed
   int reused = 0;
   attention_observer seen;
@@ -83,10 +84,13 @@ struct session_cache::parts final : kv_backend {
 
   status begin_step(std::span<const step_segment> segments) override;
   void attend(int layer, const float* q, const float* k, const float* v, float* out) override;
-  void end_step() override {}
+  void end_step() override;
 
   layer_keys keys_of(const state& s, int layer);
   std::vector<float> value_norms(const state& s, int layer, int kv_head) const;
+  int rows_until_drop(const kvcache::retention& what, int held, int rows) const;
+  std::pair<int, int> reusable(const kvcache::retention& what, const session_options& with) const;
+  result<int> prepare(state& s, int tokens, bool draft);
   result<int> make_room(state& s, int tokens, bool draft);
   status extend(state& s, int tokens, bool draft);
   status extend_whole(state& s, int tokens, bool draft);
@@ -95,7 +99,9 @@ struct session_cache::parts final : kv_backend {
   void run_split_commands(std::span<const kvc_keep> keeps = {});
 
   // Dropping.
+  status settle(state& s);
   status drop(state& s, drop_reason why);
+  status retain_whole(state& s, const keep_plan& plan, bool at_a_loss);
   status cut(state& s, const keep_plan& plan, bool at_a_loss);
   bool takes_over(const state& s, const keep_plan& plan) const;
   void vacate(state& s, const std::vector<std::vector<std::int32_t>>& kept);

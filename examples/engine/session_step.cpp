@@ -160,4 +160,15 @@ void session_cache::parts::attend(int layer, const float* q, const float* k, con
   observe(layer);
 }
 
+// A draft becomes part of its text when it is accepted.
+void session_cache::parts::end_step() {
+  for (const step_segment& segment : segments_) {
+    state& s = *by_slot[static_cast<std::size_t>(segment.slot)];
+    if (s.drafting) continue;
+    count_overwritten(s);
+    s.position += segment.rows;
+    s.due = s.options.mode == drop_mode::stream;
+  }
+}
+
 }  // namespace engine

@@ -83,7 +83,7 @@ engine::result<kept> forward(engine::llama_model& model, engine::cache_kind& cac
   rope_offset::pasting_backend backend(cache.backend(), model.shape().kv, from);
   if (tokens.empty()) return backend.used;
   const int rows = static_cast<int>(tokens.size());
-  if (auto s = cache.extend(slot, rows); !s) return s.error();
+  if (const auto room = cache.extend(slot, rows); !room) return room.error();
   const engine::step_segment segment{slot, cache.length(slot), rows};
   std::vector<int> all(tokens.size());
   std::iota(all.begin(), all.end(), 0);

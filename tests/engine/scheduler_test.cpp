@@ -183,7 +183,7 @@ class watched_cache final : public cache_kind, private kv_backend {
     if (opened) ++open_;
     return opened;
   }
-  status extend(int slot, int tokens) override {
+  result<int> extend(int slot, int tokens) override {
     if (!broken.empty()) return cannot_run(broken, "test", "");
     if (++extends_ == refuse_call) return cannot_run("out_of_blocks", "test", "");
     if (refuse_one_in_ > 0 && open_ > 1 && random_.next() % static_cast<std::uint64_t>(refuse_one_in_) == 0)
