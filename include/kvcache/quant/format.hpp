@@ -61,8 +61,8 @@ struct side_format {
 
 /// How a layer's blocks are stored. K and V are chosen independently.
 struct kv_format {
-  side_format k{};
-  side_format v{};
+  side_format k{};  ///< of K
+  side_format v{};  ///< of V
   /// Newest tokens that are read exactly: a query at p reads a block packed if all its tokens are at or
   /// before p - residual.
   int32_t residual = 0;
