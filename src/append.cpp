@@ -4,7 +4,9 @@
 
 #include "check.hpp"
 #include "element.hpp"
+#include "kvcache/quant/hadamard.hpp"
 #include "rope.hpp"
+#include "seal.hpp"
 #include "workers.hpp"
 
 namespace kvcache::detail {
@@ -44,10 +46,10 @@ struct append_job {
   }
 };
 
-void put(const kvc_kv& kv, const kvc_plane& plane, int64_t slot, int64_t head, const float* x,
+void put(const kvc_plane& plane, int32_t block, int64_t slot, int64_t head, const float* x,
          int32_t dim) noexcept {
   if (slot < 0) return;
-  store_row(x, dim, cell(plane, slot / kv.block, head, slot % kv.block), plane.type, plane.dim_stride);
+  store_row(x, dim, cell(plane, slot / block, head, slot % block), plane.type, plane.dim_stride);
 }
 
 void append_row(const append_job& job, int64_t row) noexcept {
@@ -56,22 +58,27 @@ void append_row(const append_job& job, int64_t row) noexcept {
   const float* cos_sin = job.rope ? job.rope->cos_sin(job.a.pos[row], angles) : nullptr;
   for (int32_t h = 0; h < kv.kv_heads; ++h) {
     const int64_t slot = job.slot(job.a.slot, row, h), open = job.slot(job.a.open_slot, row, h);
-    if (slot < 0 && open < 0) continue;
+    const int64_t exempt = job.slot(job.a.exempt_slot, row, h);
+    if (slot < 0 && open < 0 && exempt < 0) continue;
     load_row(row_of(job.a.k, row, h), job.a.k.type, kv.dim_k, x);
     if (cos_sin != nullptr) job.rope->turn(x, cos_sin);
-    put(kv, kv.k, slot, h, x, kv.dim_k);
-    put(kv, kv.open_k, open, h, x, kv.dim_k);
+    if ((kv.hadamard & KVC_HADAMARD_K) != 0) hadamard(x, kv.dim_k);
+    put(kv.k, kv.block, slot, h, x, kv.dim_k);
+    put(kv.open_k, kv.block, open, h, x, kv.dim_k);
+    put(kv.exempt_k, kv.exempt, exempt, h, x, kv.dim_k);
     if (kv.v.data == nullptr) continue;
     load_row(row_of(job.a.v, row, h), job.a.v.type, kv.dim_v, x);
-    put(kv, kv.v, slot, h, x, kv.dim_v);
-    put(kv, kv.open_v, open, h, x, kv.dim_v);
+    if ((kv.hadamard & KVC_HADAMARD_V) != 0) hadamard(x, kv.dim_v);
+    put(kv.v, kv.block, slot, h, x, kv.dim_v);
+    put(kv.open_v, kv.block, open, h, x, kv.dim_v);
+    put(kv.exempt_v, kv.exempt, exempt, h, x, kv.dim_v);
   }
 }
 
-kvc_status check_slots(const append_job& job, const int64_t* slots, int32_t blocks, int32_t field,
-                       kvc_error* error) noexcept {
+kvc_status check_slots(const append_job& job, const int64_t* slots, int32_t block, int32_t blocks,
+                       int32_t field, kvc_error* error) noexcept {
   if (slots == nullptr) return KVC_OK;
-  const int64_t end = int64_t{blocks} * job.kv.block;
+  const int64_t end = int64_t{blocks} * block;
   const int32_t heads = job.a.slot_head_stride != 0 ? job.kv.kv_heads : 1;
   for (int64_t row = 0; row < job.a.rows; ++row) {
     for (int32_t h = 0; h < heads; ++h) {
@@ -95,6 +102,8 @@ kvc_status check_append(const kvc_kv& kv, const kvc_append* a, kvc_error* error)
   if (a->slot == nullptr && a->open_slot == nullptr && a->rows > 0) {
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SLOT);
   }
+  // Codes are written by sealing.
+  if (a->slot != nullptr && packs(kv)) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_SLOT);
   if (a->slot_stride < 0 || a->slot_head_stride < 0) {
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, a->slot_stride);
   }
@@ -116,8 +125,9 @@ kvc_status kvc_cpu_append(const kvc_kv* kv, const kvc_append* append, const kvc_
   KVC_TRY(check_append(*kv, append, error));
   KVC_TRY(check_executor(executor, error));
   append_job job{*kv, *append, std::nullopt};
-  KVC_TRY(check_slots(job, append->slot, kv->blocks, KVC_FIELD_SLOT, error));
-  KVC_TRY(check_slots(job, append->open_slot, kv->open_blocks, KVC_FIELD_OPEN_SLOT, error));
+  KVC_TRY(check_slots(job, append->slot, kv->block, kv->blocks, KVC_FIELD_SLOT, error));
+  KVC_TRY(check_slots(job, append->open_slot, kv->block, kv->open_blocks, KVC_FIELD_OPEN_SLOT, error));
+  KVC_TRY(check_slots(job, append->exempt_slot, kv->exempt, kv->exempt_blocks, KVC_FIELD_EXEMPT, error));
   if (append->rope != nullptr) job.rope.emplace(*append->rope);
   auto some_rows = [&](int32_t, int64_t item) noexcept {
     const int64_t first = item * rows_per_item;

@@ -5,6 +5,7 @@
 
 #include "call.hpp"
 #include "check.hpp"
+#include "kvcache/quant/hadamard.hpp"
 #include "state.hpp"
 #include "workers.hpp"
 
@@ -93,7 +94,9 @@ attend_item locate(const attend_job& job, int64_t number, bool by_split, int64_t
   return item;
 }
 
-void write_row(const attend_job& job, int64_t row, int64_t q_head, state s, const float* acc) noexcept {
+/// `acc` may be rotated in place.
+void write_row(const attend_job& job, int64_t row, int64_t q_head, state s, float* acc) noexcept {
+  if ((job.kv.hadamard & KVC_HADAMARD_V) != 0 && !s.empty()) hadamard(acc, job.plan.dim_v);
   const float* sink = job.softmax.sink_logit != nullptr ? job.softmax.sink_logit + q_head : nullptr;
   const float lse = finish(s, acc, sink, out_row(job.out, row, q_head), job.out.type, job.plan.dim_v);
   if (job.out.lse2 != nullptr) *lse_of(job.out, row, q_head) = lse;

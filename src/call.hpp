@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "check.hpp"
+#include "element.hpp"
 #include "kernel.hpp"
 
 namespace kvcache::detail {
@@ -95,7 +96,13 @@ struct attend_call {
     out.rows = static_cast<int32_t>(std::min<int64_t>(plan.row_block, row_begin(i + 1) - first_row));
     out.group = group();
     out.kv_len = kv_len(i, head);
-    out.sealed = batch.sealed != nullptr ? batch.sealed[i] : out.kv_len;
+    out.sealed = batch.sealed != nullptr ? std::min(batch.sealed[i], out.kv_len) : out.kv_len;
+    out.open_from = out.sealed;
+    out.forms = is_code(kv.k.type) || is_code(v_plane(kv).type);
+    if (batch.row_sealed == nullptr) return out;
+    out.row_sealed = batch.row_sealed + first_row;
+    out.open_from = std::min(out.sealed, *std::min_element(out.row_sealed, out.row_sealed + out.rows));
+    out.forms = out.forms || out.open_from < out.sealed;
     return out;
   }
 };

@@ -5,6 +5,7 @@
 
 #include "element.hpp"
 #include "kernel.hpp"
+#include "kvcache/quant/format.hpp"
 
 namespace kvcache::detail {
 namespace {
@@ -29,8 +30,58 @@ kvc_status check_stride(int64_t stride, int64_t extent, int64_t element, int64_t
   return KVC_OK;
 }
 
+constexpr int32_t least_packed_block = 32, most_packed_block = 128;
+
+/// Scales and minima of a plane of codes.
+kvc_status check_scales(const kvc_plane& p, const kvc_kv& kv, bool keys, kvc_error* error) noexcept {
+  if (p.scale_kind < KVC_SCALE_TENSOR || p.scale_kind > KVC_SCALE_CHANNEL) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_SCALE, p.scale_kind);
+  }
+  const bool run = p.scale_kind == KVC_SCALE_TOKEN || p.scale_kind == KVC_SCALE_CHANNEL;
+  const int32_t dim = keys ? kv.dim_k : kv.dim_v;
+  const int32_t whole = p.scale_kind == KVC_SCALE_CHANNEL ? kv.block : dim;
+  const bool fits = p.scale_group > 0 && p.scale_group % 8 == 0 &&
+                    (p.scale_kind == KVC_SCALE_TOKEN || whole % p.scale_group == 0);
+  if (run && !fits) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_GROUP, p.scale_group);
+  if (p.clip < KVC_CLIP_NONE || p.clip > KVC_CLIP_TWO_SIDED) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_SCALE, p.clip);
+  }
+  if (p.data != nullptr && p.scale == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SCALE);
+  if (!aligned(p.scale, 2) || !aligned(p.zero, 2)) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SCALE);
+  int64_t reach = 2;
+  KVC_TRY(check_stride(p.scale_block_stride, kv.blocks, 2, reach, error));
+  if (p.scale_kind == KVC_SCALE_TENSOR) {
+    return p.scale_head_stride == 0 ? KVC_OK
+                                    : fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, p.scale_head_stride);
+  }
+  return check_stride(p.scale_head_stride, kv.kv_heads, 2, reach, error);
+}
+
+/// A plane of codes: rows along the slots of a channel for K, along the channels of a slot for V.
+kvc_status check_codes(const kvc_plane& p, const kvc_kv& kv, bool keys, kvc_error* error) noexcept {
+  if (kv.block < least_packed_block || kv.block > most_packed_block) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_BLOCK, kv.block);
+  }
+  if (kv.open_blocks == 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_BLOCKS, 0);
+  const int32_t rows = keys ? kv.dim_k : kv.block, columns = keys ? kv.block : kv.dim_v;
+  const int64_t row = code_row_bytes(static_cast<code>(p.type), columns);
+  const int64_t stride = keys ? p.dim_stride : p.token_stride, other = keys ? p.token_stride : p.dim_stride;
+  if (other != 0 || stride < row) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, stride);
+  int64_t reach = row;
+  KVC_TRY(check_stride(p.block_stride, kv.blocks, 1, reach, error));
+  KVC_TRY(check_stride(p.head_stride, kv.kv_heads, 1, reach, error));
+  KVC_TRY(check_stride(stride, rows, 1, reach, error));
+  if (p.data != nullptr && p.head_stride < stride * rows && kv.kv_heads > 1) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, p.head_stride);
+  }
+  return check_scales(p, kv, keys, error);
+}
+
 kvc_status check_plane(const kvc_plane& p, const kvc_kv& kv, int64_t blocks, int32_t dim, int32_t field,
                        kvc_error* error) noexcept {
+  if (is_code(p.type) && (field == KVC_FIELD_K || field == KVC_FIELD_V)) {
+    return check_codes(p, kv, field == KVC_FIELD_K, error);
+  }
   const int64_t element = element_size(p.type);
   if (element == 0) return fail(error, KVC_UNSUPPORTED, field, p.type);
   if (p.scale_kind != KVC_SCALE_NONE) return fail(error, KVC_UNSUPPORTED, field, p.scale_kind);
@@ -56,7 +107,29 @@ kvc_status check_geometry(const kvc_kv& kv, kvc_error* error) noexcept {
   }
   if (kv.blocks < 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_BLOCKS, kv.blocks);
   if (kv.open_blocks < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_BLOCKS, kv.open_blocks);
+  if (kv.exempt < 0 || kv.exempt > 4 || kv.exempt == 3 || kv.exempt > kv.block) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EXEMPT, kv.exempt);
+  }
+  if (kv.exempt_blocks < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EXEMPT, kv.exempt_blocks);
+  const auto whole = [](int32_t dim) { return (dim & (dim - 1)) == 0; };
+  const bool k = (kv.hadamard & KVC_HADAMARD_K) != 0, v = (kv.hadamard & KVC_HADAMARD_V) != 0;
+  if ((kv.hadamard & ~(KVC_HADAMARD_K | KVC_HADAMARD_V)) != 0 || (k && !whole(kv.dim_k)) ||
+      (v && !whole(kv.dim_v))) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_HADAMARD, kv.hadamard);
+  }
   return KVC_OK;
+}
+
+/// The exact copies of the first slots.
+kvc_status check_exempt(const kvc_kv& kv, bool data, kvc_error* error) noexcept {
+  if (kv.exempt == 0 || kv.exempt_blocks == 0) return KVC_OK;
+  if (data && (kv.exempt_k.data == nullptr || kv.exempt_v.data == nullptr)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EXEMPT);
+  }
+  kvc_kv few = kv;
+  few.block = kv.exempt;
+  KVC_TRY(check_plane(kv.exempt_k, few, kv.exempt_blocks, kv.dim_k, KVC_FIELD_EXEMPT, error));
+  return check_plane(kv.exempt_v, few, kv.exempt_blocks, kv.dim_v, KVC_FIELD_EXEMPT, error);
 }
 
 }  // namespace
@@ -72,9 +145,13 @@ kvc_status check_kv(const kvc_kv* kv, bool data, kvc_error* error) noexcept {
   if (data && kv->k.data == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_K);
   KVC_TRY(check_plane(kv->k, *kv, kv->blocks, kv->dim_k, KVC_FIELD_K, error));
   // Without memory in hand a V plane is told from an aliased one by its strides.
-  const bool own_v = kv->v.data != nullptr || (!data && kv->v.dim_stride != 0);
+  const bool own_v = kv->v.data != nullptr || (!data && (kv->v.dim_stride != 0 || kv->v.token_stride != 0));
+  if (!own_v && (is_code(kv->k.type) || kv->hadamard != 0 || kv->exempt != 0)) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_V);  // a latent's two readers would need two rotations
+  }
   if (!own_v && kv->dim_v > kv->dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, kv->dim_v);
   if (own_v) KVC_TRY(check_plane(kv->v, *kv, kv->blocks, kv->dim_v, KVC_FIELD_V, error));
+  KVC_TRY(check_exempt(*kv, data, error));
   if (kv->open_blocks == 0) return KVC_OK;
   if (data && kv->open_k.data == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_K);
   KVC_TRY(check_plane(kv->open_k, *kv, kv->open_blocks, kv->dim_k, KVC_FIELD_OPEN_K, error));

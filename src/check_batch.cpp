@@ -9,6 +9,31 @@
 namespace kvcache::detail {
 namespace {
 
+kvc_status check_ids(const int32_t* ids, int64_t first, int64_t last, int32_t blocks, int32_t field,
+                     int64_t sequence, kvc_error* error) noexcept {
+  for (int64_t c = first; c < last; ++c) {
+    if (ids[c] < -1 || ids[c] >= blocks) return fail(error, KVC_BAD_ARGUMENT, field, ids[c], sequence);
+  }
+  return KVC_OK;
+}
+
+/// Borders of the rows of a sequence; `lowest` becomes the lowest of them.
+kvc_status check_row_sealed(const kvc_kv& kv, const kvc_batch& b, int64_t i, int32_t sealed, int32_t& lowest,
+                            kvc_error* error) noexcept {
+  if (b.row_sealed == nullptr) return KVC_OK;
+  const int64_t first = b.q_start != nullptr ? b.q_start[i] : i;
+  const int64_t last = b.q_start != nullptr ? b.q_start[i + 1] : i + 1;
+  for (int64_t row = first; row < last; ++row) {
+    const int32_t border = b.row_sealed[row];
+    const bool whole = border % kv.block == 0 || border == sealed;
+    if (border < 0 || border > sealed || !whole || (border < sealed && b.open_table == nullptr)) {
+      return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROW_SEALED, border, row);
+    }
+    lowest = std::min(lowest, border);
+  }
+  return KVC_OK;
+}
+
 /// Lengths and table entries of one sequence.
 kvc_status check_sequence(const kvc_plan& plan, const kvc_kv& kv, const kvc_batch& b, int64_t i,
                           kvc_error* error) noexcept {
@@ -24,16 +49,17 @@ kvc_status check_sequence(const kvc_plan& plan, const kvc_kv& kv, const kvc_batc
   if (sealed < 0 || (sealed < longest && (sealed % kv.block != 0 || b.open_table == nullptr))) {
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SEALED, b.sealed[i], i);
   }
+  int32_t open_from = sealed;
+  KVC_TRY(check_row_sealed(kv, b, i, sealed, open_from, error));
   const int64_t columns = (int64_t{longest} + kv.block - 1) / kv.block;
   const int64_t closed = (int64_t{sealed} + kv.block - 1) / kv.block;
-  for (int64_t c = 0; c < columns; ++c) {
-    const bool open = c >= closed;
-    const int32_t id = open ? b.open_table[i * b.open_stride + c] : b.table[i * b.table_stride + c];
-    if (id < -1 || id >= (open ? kv.open_blocks : kv.blocks)) {
-      return fail(error, KVC_BAD_ARGUMENT, open ? KVC_FIELD_OPEN_TABLE : KVC_FIELD_TABLE, id, i);
-    }
+  KVC_TRY(check_ids(b.table + i * b.table_stride, 0, closed, kv.blocks, KVC_FIELD_TABLE, i, error));
+  if (open_from < longest) {
+    const int32_t* open = b.open_table + i * b.open_stride;
+    KVC_TRY(check_ids(open, open_from / kv.block, columns, kv.open_blocks, KVC_FIELD_OPEN_TABLE, i, error));
   }
-  return KVC_OK;
+  if (b.exempt_table == nullptr) return KVC_OK;
+  return check_ids(b.exempt_table, i, i + 1, kv.exempt_blocks, KVC_FIELD_EXEMPT_TABLE, i, error);
 }
 
 }  // namespace

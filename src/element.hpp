@@ -15,6 +15,11 @@ constexpr int64_t element_size(int32_t type) noexcept {
   return type == KVC_F32 ? 4 : type == KVC_F16 || type == KVC_BF16 ? 2 : 0;
 }
 
+/// Whether values of the type are codes that need a scale.
+constexpr bool is_code(int32_t type) noexcept {
+  return type >= KVC_E4M3 && type <= KVC_U2;
+}
+
 template <class T>
 inline T read(const std::byte* p) noexcept {
   T v;

@@ -46,6 +46,9 @@ struct attend_item {
   int32_t rows = 0;   ///< query rows
   int32_t group = 0;  ///< query heads per kv head
   int32_t kv_len = 0, sealed = 0;
+  const int32_t* row_sealed = nullptr;  ///< [rows], null: all rows read `sealed` slots from table
+  int32_t open_from = 0;                ///< lowest slot that some row reads from open_table
+  bool forms = false;                   ///< keys of sealed and of open blocks go apart (tile_pass)
 
   /// States of one kv head; state = (head within the item * rows + row) * group + query head of the group.
   int64_t per_head() const noexcept { return int64_t{rows} * group; }
@@ -81,6 +84,9 @@ struct attend_scratch {
   uint64_t* counted = nullptr;  ///< [rows] those of them that the row adds to
 };
 
+/// Which keys of a tile: all of them, or those read from sealed blocks, or those from open ones.
+enum class tile_form : uint8_t { any, sealed, open };
+
 /// One kv head's keys and values of one tile, block run by block run. A run is the part of a block that lies
 /// in the tile. Pointers are to the first slot of the run, channel 0.
 struct tile {
@@ -89,8 +95,19 @@ struct tile {
   int32_t run_keys = 0;  ///< slots per run, a power of two
   uint64_t present = 0;  ///< keys that are below kv_len and in a resident block
   uint64_t open = 0;     ///< runs that lie in the open space
+  tile_form form = tile_form::any;
+  int32_t head = 0;
+  int32_t id[tile_keys];  ///< block of each run
   const std::byte* k[tile_keys];
   const std::byte* v[tile_keys];
+};
+
+/// Keys of a tile that are worked on together. Where a block may be read in two forms, a tile whose keys lie
+/// on both sides of the border takes two passes, for every row alike, so that the order of operations depends
+/// on the row's own border only.
+struct tile_pass {
+  int64_t index = 0;
+  tile_form form = tile_form::any;
 };
 
 /// Tiles [first, last) that some row of the item may see, within one split.
@@ -125,9 +142,9 @@ struct kernel {
   void (*prepare)(const attend_item&, const attend_scratch&) = nullptr;
   /// Fresh states (acc, max, lanes) of the keys in the given tiles, for all rows of the item.
   void (*split)(const attend_item&, const attend_scratch&, tile_range) = nullptr;
-  /// Scores of one tile for all rows of the item into scratch.weights [states][tile_keys], capped, those of
+  /// Scores of one pass for all rows of the item into scratch.weights [states][tile_keys], capped, those of
   /// unseen keys anything; fills scratch.seen and returns its union, 0 = nothing was computed.
-  uint64_t (*score)(const attend_item&, const attend_scratch&, int64_t tile_index) = nullptr;
+  uint64_t (*score)(const attend_item&, const attend_scratch&, tile_pass) = nullptr;
   /// sum += weight 2^min(score - lse2, 0) of the counted keys, or its square, or 1 for a hit.
   void (*fold)(const fold_rows&) = nullptr;
 };
@@ -141,8 +158,18 @@ tile_range visible_tiles(const attend_item& item, int64_t split) noexcept;
 /// The same for any slots [first, last) whose borders are those of tiles.
 tile_range visible_tiles(const attend_item& item, int64_t first, int64_t last) noexcept;
 
+/// The first pass over a tile, and what comes after a pass: ascending slots.
+tile_pass first_pass(const attend_item& item, int64_t tile_index) noexcept;
+tile_pass next_pass(const attend_item& item, tile_pass pass) noexcept;
+
 /// Finds the blocks of one tile for one of the item's heads.
-void resolve_tile(const attend_item& item, int32_t head, int64_t tile_index, tile& out) noexcept;
+void resolve_tile(const attend_item& item, int32_t head, tile_pass pass, tile& out) noexcept;
+
+/// Slots of the tile, counted from its first, that the pass stores scores of for a row of the item.
+struct slot_range {
+  int64_t first, last;
+};
+slot_range slots_of_form(const attend_item& item, const tile& t, int64_t row) noexcept;
 
 /// Fills scratch.seen for the tile, for all heads of the item; returns the union over rows.
 uint64_t seen_keys(const attend_item& item, const tile& t, uint64_t* seen) noexcept;

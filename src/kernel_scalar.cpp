@@ -5,9 +5,11 @@
 #include <bit>
 #include <limits>
 
+#include "codes.hpp"
 #include "element.hpp"
 #include "exp2.hpp"
 #include "kernel.hpp"
+#include "kvcache/quant/hadamard.hpp"
 
 namespace kvcache::detail {
 namespace {
@@ -19,19 +21,40 @@ void prepare(const attend_item& item, const attend_scratch& s) noexcept {
     const std::byte* from = bytes_of(item.q->data) + item.row_of(i) * item.q->row_stride +
                             item.q_head_of(i) * item.q->head_stride;
     float* to = s.q + i * dim;
-    for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * element, item.q->type) * item.q_scale;
+    for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * element, item.q->type);
+    if ((item.kv->hadamard & KVC_HADAMARD_K) != 0) hadamard(to, dim);
+    for (int32_t d = 0; d < dim; ++d) to[d] *= item.q_scale;
   }
+}
+
+/// Channels of a key, or of a value.
+void load_slot(const attend_item& item, const tile& t, int32_t j, bool keys, float* to) noexcept {
+  const kvc_kv& kv = *item.kv;
+  const int32_t run = j / t.run_keys, dim = keys ? kv.dim_k : kv.dim_v;
+  const bool open = (t.open >> run & 1) != 0;
+  const kvc_plane& sealed = keys ? kv.k : v_plane(kv);
+  const std::byte* exempt = j < kv.exempt ? exempt_cell(item, t, keys) : nullptr;
+  if (is_code(sealed.type) && !open && exempt == nullptr) {
+    const code_cell c(kv, keys, t.id[run], t.head);
+    const auto slot = static_cast<int32_t>((t.first + j) & (kv.block - 1));
+    for (int32_t d = 0; d < dim; ++d) to[d] = c.value(slot, d);
+    return;
+  }
+  const kvc_plane& plane = exempt != nullptr ? (keys ? kv.exempt_k : kv.exempt_v)
+                           : !open           ? sealed
+                           : keys            ? kv.open_k
+                                             : open_v_plane(kv);
+  const std::byte* from = exempt != nullptr ? exempt + j * plane.token_stride
+                                            : (keys ? t.k : t.v)[run] + (j % t.run_keys) * plane.token_stride;
+  for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * plane.dim_stride, plane.type);
 }
 
 /// One sequential fma chain over the channels, then the soft cap.
 float score(const attend_item& item, const tile& t, int32_t j, const float* q) noexcept {
-  const int32_t run = j / t.run_keys;
-  const kvc_plane& plane = (t.open >> run & 1) != 0 ? item.kv->open_k : item.kv->k;
-  const std::byte* k = t.k[run] + (j % t.run_keys) * plane.token_stride;
+  float k[max_dim];
+  load_slot(item, t, j, true, k);
   float sum = 0;
-  for (int32_t d = 0; d < item.kv->dim_k; ++d) {
-    sum = std::fma(q[d], load(k + d * plane.dim_stride, plane.type), sum);
-  }
+  for (int32_t d = 0; d < item.kv->dim_k; ++d) sum = std::fma(q[d], k[d], sum);
   return item.cap_log2 != 0 ? item.cap_log2 * tanh_fixed(sum) : sum;
 }
 
@@ -61,30 +84,29 @@ void soften(float* w, float& max, float* lanes, float* acc, int32_t dim_v) noexc
 void add_values(const attend_item& item, const tile& t, uint64_t seen, const float* w, float* acc) noexcept {
   for (; seen != 0; seen &= seen - 1) {
     const int32_t j = std::countr_zero(seen);
-    const int32_t run = j / t.run_keys;
-    const kvc_plane& plane = (t.open >> run & 1) != 0 ? open_v_plane(*item.kv) : v_plane(*item.kv);
-    const std::byte* v = t.v[run] + (j % t.run_keys) * plane.token_stride;
-    for (int32_t d = 0; d < item.kv->dim_v; ++d) {
-      acc[d] = std::fma(w[j], load(v + d * plane.dim_stride, plane.type), acc[d]);
-    }
+    float v[max_dim];
+    load_slot(item, t, j, false, v);
+    for (int32_t d = 0; d < item.kv->dim_v; ++d) acc[d] = std::fma(w[j], v[d], acc[d]);
   }
 }
 
 void split(const attend_item& item, const attend_scratch& s, tile_range range) noexcept {
   const int32_t dim_k = item.kv->dim_k, dim_v = item.kv->dim_v;
   clear_states(s.acc, s.max, s.lanes, item.states(), dim_v);
-  for (int64_t index = range.first; index < range.last; ++index) {
+  for (tile_pass pass = first_pass(item, range.first); pass.index < range.last;
+       pass = next_pass(item, pass)) {
     for (int64_t state = 0; state < item.states(); ++state) {
       tile t;
-      resolve_tile(item, item.head + static_cast<int32_t>(state / item.per_head()), index, t);
+      resolve_tile(item, item.head + static_cast<int32_t>(state / item.per_head()), pass, t);
       if (seen_keys(item, t, s.seen) == 0) break;
       const uint64_t seen = s.seen[state % item.per_head() / item.group];
       if (seen == 0) continue;
       float* w = s.weights;
       score_seen(item, t, seen, s.q + state * dim_k, w);
       if (item.out->key_score != nullptr) {
-        float* row = score_row(*item.out, item.row_of(state), item.q_head_of(state));
-        std::copy_n(w, item.slots_in(t.first), row + t.first);
+        float* row = score_row(*item.out, item.row_of(state), item.q_head_of(state)) + t.first;
+        const slot_range kept = slots_of_form(item, t, state % item.per_head() / item.group);
+        std::copy(w + kept.first, w + kept.last, row + kept.first);
       }
       soften(w, s.max[state], s.lanes + state * sum_lanes, s.acc + state * dim_v, dim_v);
       if (item.out->o != nullptr) add_values(item, t, seen, w, s.acc + state * dim_v);
@@ -92,11 +114,11 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) n
   }
 }
 
-uint64_t score_tile(const attend_item& item, const attend_scratch& s, int64_t index) noexcept {
+uint64_t score_tile(const attend_item& item, const attend_scratch& s, tile_pass pass) noexcept {
   uint64_t any = 0;
   for (int64_t state = 0; state < item.states(); ++state) {
     tile t;
-    resolve_tile(item, item.head + static_cast<int32_t>(state / item.per_head()), index, t);
+    resolve_tile(item, item.head + static_cast<int32_t>(state / item.per_head()), pass, t);
     any = seen_keys(item, t, s.seen);
     if (any == 0) break;
     const uint64_t seen = s.seen[state % item.per_head() / item.group];

@@ -18,12 +18,14 @@
 #include <bit>
 
 #include "element.hpp"
+#include "kvcache/quant/hadamard.hpp"
 #include "lookahead.hpp"
 #include "simd.hpp"
 #include "simd_inner.hpp"
 #include "simd_scores.hpp"
 #include "simd_values.hpp"
-// Needs the views of scores and values.
+// These need what those above define.
+#include "simd_codes.hpp"
 #include "simd_pack.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -99,6 +101,16 @@ void prepare(const attend_item& item, const attend_scratch& s) {
       const std::byte* from = bytes_of(item.q->data) + item.row_of(first + i) * item.q->row_stride +
                               item.q_head_of(first + i) * item.q->head_stride;
       float* to = s.q + first * dim + i;
+      if ((item.kv->hadamard & KVC_HADAMARD_K) != 0) {
+        float x[max_dim];
+        with_type(item.q->type, [&](auto* tag) {
+          using T = std::remove_cv_t<std::remove_pointer_t<decltype(tag)>>;
+          for (int32_t c = 0; c < dim; ++c) x[c] = to_float(read<T>(from + c * int64_t{sizeof(T)}));
+        });
+        hadamard(x, dim);
+        for (int32_t c = 0; c < dim; ++c) to[c * n] = x[c] * item.q_scale;
+        continue;
+      }
       with_type(item.q->type, [&](auto* tag) {
         using T = std::remove_cv_t<std::remove_pointer_t<decltype(tag)>>;
         for (int32_t c = 0; c < dim; ++c)
@@ -159,10 +171,14 @@ struct tile_work {
 asking asking_for(const attend_item& item, const row_blocks& blocks) {
   if (blocks.count > 2) return asking::nothing;
   const kvc_plane& k = item.kv->k;
-  if (item.kv->block < 16 || blocks.count == 2) return asking::far;
+  if (item.kv->block < 16 || blocks.count == 2 || item.forms) return asking::far;
   if (k.token_stride != element_size(k.type)) return asking::near;
   const bool slow = blocks.rows >= 2 * element_size(k.type) || (blocks.rows >= 4 && item.kv->block >= 32);
   return slow ? asking::far : asking::near;
+}
+
+tile_pass pass_of(const tile& t) {
+  return {t.first / tile_keys, t.form};
 }
 
 /// Keys of one head in scratch. While it packs, it asks for the head after.
@@ -170,9 +186,9 @@ void pack_key_view(const tile_work& t, int32_t head, key_view& k) {
   const attend_item& item = t.item;
   const bool last = head + 1 == item.heads;
   tile own = t.now, next{};
-  if (head != 0) resolve_tile(item, item.head + head, t.now.first / tile_keys, own);
+  if (head != 0) resolve_tile(item, item.head + head, pass_of(t.now), own);
   if (t.next != nullptr && last) next = *t.next;
-  if (t.next != nullptr && !last) resolve_tile(item, item.head + head + 1, t.now.first / tile_keys, next);
+  if (t.next != nullptr && !last) resolve_tile(item, item.head + head + 1, pass_of(t.now), next);
   pack_keys(item, own, t.next != nullptr && t.far == nullptr ? &next : nullptr, t.scratch.k_tile);
   k.far = t.far;
   for (int32_t v = 0; v < key_vectors; ++v) k.keys[v] = bytes_of(t.scratch.k_tile + v * lanes);
@@ -183,7 +199,7 @@ void pack_key_view(const tile_work& t, int32_t head, key_view& k) {
 /// Values of one head in scratch.
 void pack_value_view(const tile_work& t, int32_t head, value_view& v) {
   tile own = t.now;
-  if (head != 0) resolve_tile(t.item, t.item.head + head, t.now.first / tile_keys, own);
+  if (head != 0) resolve_tile(t.item, t.item.head + head, pass_of(t.now), own);
   pack_values(t.item, own, t.scratch.v_tile, v);
   v.type = KVC_F32;
   v.heads = 1;
@@ -225,9 +241,11 @@ void score_heads(const tile_work& t) {
 /// Hands out scores of `n` states of one row, or of heads of one row, as they stand, as far as the tile has
 /// slots.
 void keep_scores(const tile_work& t, int64_t first, int64_t n) {
-  const int64_t slots = t.item.slots_in(t.now.first), stride = t.item.out->key_score_head_stride;
-  float* to = score_row(*t.item.out, t.item.row_of(first), t.item.q_head_of(first)) + t.now.first;
-  const float* from = t.scratch.weights + first * tile_keys;
+  const slot_range kept = slots_of_form(t.item, t.now, first % t.item.per_head() / t.item.group);
+  const int64_t slots = kept.last - kept.first, stride = t.item.out->key_score_head_stride;
+  float* to =
+      score_row(*t.item.out, t.item.row_of(first), t.item.q_head_of(first)) + t.now.first + kept.first;
+  const float* from = t.scratch.weights + first * tile_keys + kept.first;
   for (int64_t i = 0; i < n; ++i, to += stride, from += tile_keys) {
     if (slots < tile_keys) {
       std::memcpy(to, from, static_cast<size_t>(slots) * sizeof(float));
@@ -333,12 +351,14 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) {
   const asking ask = asking_for(item, blocks);
   lookahead far;
   tile two[2];
-  resolve_tile(item, item.head, range.first, two[0]);
-  for (int64_t index = range.first; index < range.last; ++index) {
-    const tile& now = two[(index - range.first) % 2];
-    tile& next = two[(index - range.first + 1) % 2];
-    const bool more = index + 1 < tiles && ask != asking::nothing;
-    if (index + 1 < tiles) resolve_tile(item, item.head, index + 1, next);
+  tile_pass pass = first_pass(item, range.first);
+  resolve_tile(item, item.head, pass, two[0]);
+  for (int turn = 0; pass.index < range.last; turn ^= 1) {
+    const tile& now = two[turn];
+    tile& next = two[turn ^ 1];
+    pass = next_pass(item, pass);
+    const bool more = pass.index < tiles && ask != asking::nothing;
+    if (pass.index < tiles) resolve_tile(item, item.head, pass, next);
     if (seen_keys(item, now, s.seen) == 0) continue;
     const bool whole = more && ask == asking::far && next.present != 0;
     if (whole) far.aim(item, next);
@@ -352,9 +372,9 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) {
 }
 
 /// One tile's scores, capped. Rows read it again and again, so nothing is asked for ahead.
-uint64_t score(const attend_item& item, const attend_scratch& s, int64_t index) {
+uint64_t score(const attend_item& item, const attend_scratch& s, tile_pass pass) {
   tile now;
-  resolve_tile(item, item.head, index, now);
+  resolve_tile(item, item.head, pass, now);
   const uint64_t any = seen_keys(item, now, s.seen);
   if (any == 0) return 0;
   const row_blocks blocks(item);

@@ -91,7 +91,13 @@ inline void lookahead::aim(const attend_item& item, const tile& t) noexcept {
   parts_[1] = part_of(v_plane(kv), kv.dim_v, t.run_keys);
   planes_ = kv.v.data != nullptr ? 2 : 1;
   heads_ = item.heads;
-  merge();
+  if (is_code(kv.k.type) || is_code(v_plane(kv).type)) {
+    // Codes and scales of all heads are one run of bytes; the part of other heads is asked for in vain.
+    parts_[0] = {1, kv.k.block_stride, 0, 0};
+    planes_ = heads_ = 1;
+  } else {
+    merge();
+  }
   run_ = head_ = plane_ = 0;
   row_ = left_ = 0;
   idle_ = *std::find_if(t.k, t.k + t.runs - 1, [](const std::byte* k) { return k != nullptr; });

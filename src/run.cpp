@@ -5,6 +5,7 @@
 #include "check.hpp"
 #include "element.hpp"
 #include "rope.hpp"
+#include "seal.hpp"
 #include "workers.hpp"
 
 namespace kvcache::detail {
@@ -49,16 +50,33 @@ void zero_cell(const kvc_plane& p, std::byte* cell_start, int32_t tokens, int32_
   }
 }
 
-/// Calls f(from plane, to plane, dim) for K and, where it is stored, V.
+/// Calls f(from plane, to plane, dim) for K and, where it is stored, V; not for a target that holds codes.
 template <class F>
 void each_plane(const kvc_kv& kv, bool from_open, bool to_open, F&& f) noexcept {
-  f(from_open ? kv.open_k : kv.k, to_open ? kv.open_k : kv.k, kv.dim_k);
-  if (kv.v.data != nullptr) f(from_open ? kv.open_v : kv.v, to_open ? kv.open_v : kv.v, kv.dim_v);
+  if (to_open || !is_code(kv.k.type)) f(from_open ? kv.open_k : kv.k, to_open ? kv.open_k : kv.k, kv.dim_k);
+  if (kv.v.data == nullptr || (!to_open && is_code(kv.v.type))) return;
+  f(from_open ? kv.open_v : kv.v, to_open ? kv.open_v : kv.v, kv.dim_v);
+}
+
+/// Codes and scales of a block as they are.
+void copy_codes(const kvc_kv& kv, const kvc_command& c) noexcept {
+  const auto bytes = [](const kvc_plane& p, int32_t heads) {
+    return static_cast<size_t>(p.head_stride) * static_cast<size_t>(heads);
+  };
+  for (const kvc_plane* p : {&kv.k, &kv.v}) {
+    std::memmove(cell(*p, c.dst, 0, 0), cell(*p, c.src, 0, 0), bytes(*p, kv.kv_heads));
+    if (!is_code(p->type) || p->scale_head_stride != 0) continue;
+    const int64_t from = c.src * p->scale_block_stride, to = c.dst * p->scale_block_stride;
+    std::memmove(bytes_of(p->scale) + to, bytes_of(p->scale) + from, sizeof(f16));
+    if (p->zero != nullptr) std::memmove(bytes_of(p->zero) + to, bytes_of(p->zero) + from, sizeof(f16));
+  }
 }
 
 void copy_block(const kvc_kv& kv, const kvc_command& c) noexcept {
   const bool from_open = c.op != KVC_OP_COPY, to_open = c.op == KVC_OP_COPY_OPEN;
   if (from_open == to_open && c.src == c.dst) return;
+  if (c.op == KVC_OP_COPY && packs(kv)) return copy_codes(kv, c);
+  if (c.op == KVC_OP_SEAL && packs(kv)) seal_codes(kv, c);
   each_plane(kv, from_open, to_open, [&](const kvc_plane& from, const kvc_plane& to, int32_t dim) noexcept {
     for (int32_t h = 0; h < kv.kv_heads; ++h) {
       copy_cell(from, cell(from, c.src, h, 0), to, cell(to, c.dst, h, 0), c.tokens, dim);
@@ -105,11 +123,12 @@ struct gather {
 };
 
 /// Slot by slot in ascending order: a kept slot never lies before the place it goes to, so a run may be
-/// gathered into itself.
+/// gathered into itself. Codes cannot be moved slot by slot: there it is open blocks that are gathered.
 void gather_blocks(const kvc_run& run, int64_t layer, const kvc_command& c) noexcept {
   const kvc_kv& kv = run.layers[layer];
   const gather g(run, c);
-  each_plane(kv, false, false, [&](const kvc_plane& from, const kvc_plane& to, int32_t dim) noexcept {
+  const bool open = packs(kv);
+  each_plane(kv, open, open, [&](const kvc_plane& from, const kvc_plane& to, int32_t dim) noexcept {
     for (int32_t h = 0; h < kv.kv_heads; ++h) {
       const int32_t* kept = g.list(layer, h);
       for (int32_t t = 0; t < c.tokens; ++t) {
@@ -164,9 +183,10 @@ kvc_status check_keep(const gather& g, const kvc_kv& kv, int64_t layer, int32_t 
 /// A target may be a source of the same run only at the same place or later: else it would be overwritten
 /// before it is read.
 kvc_status check_gather_ids(const gather& g, const kvc_kv& kv, int64_t at, kvc_error* error) noexcept {
-  for (int32_t i = 0; i < g.n_src; ++i) KVC_TRY(check_id(g.src[i], kv.blocks, KVC_FIELD_SRC, at, error));
+  const int32_t blocks = packs(kv) ? kv.open_blocks : kv.blocks;
+  for (int32_t i = 0; i < g.n_src; ++i) KVC_TRY(check_id(g.src[i], blocks, KVC_FIELD_SRC, at, error));
   for (int32_t i = 0; i < g.n_dst; ++i) {
-    KVC_TRY(check_id(g.dst[i], kv.blocks, KVC_FIELD_DST, at, error));
+    KVC_TRY(check_id(g.dst[i], blocks, KVC_FIELD_DST, at, error));
     for (int32_t j = i + 1; j < g.n_src; ++j) {
       if (g.src[j] == g.dst[i]) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DST, g.dst[i], at);
     }
@@ -207,11 +227,17 @@ kvc_status check_command(const kvc_run& run, const kvc_command& c, int64_t layer
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS, c.tokens, at);
   const bool from_open = c.op == KVC_OP_COPY_OPEN || c.op == KVC_OP_SEAL;
   const bool to_open = c.op == KVC_OP_COPY_OPEN;
+  // A block of codes is written as a whole; codes have no slots to be zeroed, moved or turned one by one.
+  const bool codes = packs(kv) && !to_open;
+  if (codes && c.op != KVC_OP_SEAL && c.op != KVC_OP_COPY)
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_OP, c.op, at);
+  if (codes && c.tokens != kv.block) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS, c.tokens, at);
   if (from_open && kv.open_blocks == 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_K, 0, at);
   if (from_open || c.op == KVC_OP_COPY) {
     KVC_TRY(check_id(c.src, from_open ? kv.open_blocks : kv.blocks, KVC_FIELD_SRC, at, error));
   }
   KVC_TRY(check_id(c.dst, to_open ? kv.open_blocks : kv.blocks, KVC_FIELD_DST, at, error));
+  if (codes && c.op == KVC_OP_SEAL) return check_seal(kv, c, at, error);
   if (c.op != KVC_OP_ROTATE) return KVC_OK;
   return check_rope(run.rope, kv.dim_k, error);
 }

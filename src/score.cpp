@@ -196,6 +196,15 @@ void add_whole(const score_job& job, const attend_item& item, const attend_scrat
   }
 }
 
+/// Adds the rows of an item to the keys in scratch.seen.
+void add_tile(const score_job& job, const attend_item& item, const attend_scratch& s,
+              int64_t index) noexcept {
+  for (int32_t h = 0; h < item.heads; ++h) {
+    const tile_rows t{item, s, index * tile_keys, h};
+    if (counted_keys(job, t)) fold_tile(job, t, rows_of(job, item, h));
+  }
+}
+
 /// Adds the rows of an item to the slots [first, last).
 void add_rows(const score_job& job, const attend_item& item, const attend_scratch& s, int64_t first,
               int64_t last) noexcept {
@@ -210,12 +219,16 @@ void add_rows(const score_job& job, const attend_item& item, const attend_scratc
     job.body.prepare(item, s);
   }
   for (int64_t index = range.first; index < range.last; ++index) {
-    tile now;
-    if (stored) resolve_tile(item, item.head, index, now);
-    if ((stored ? seen_keys(item, now, s.seen) : job.body.score(item, s, index)) == 0) continue;
-    for (int32_t h = 0; h < item.heads; ++h) {
-      const tile_rows t{item, s, index * tile_keys, h};
-      if (counted_keys(job, t)) fold_tile(job, t, rows_of(job, item, h));
+    if (stored) {
+      tile now;
+      resolve_tile(item, item.head, {index, tile_form::any}, now);
+      if (seen_keys(item, now, s.seen) != 0) add_tile(job, item, s, index);
+      continue;
+    }
+    // A key's rows come in order: those that read it while it was open are the earlier ones.
+    const tile_pass first = first_pass(item, index), second = next_pass(item, first);
+    for (const tile_pass pass : {second, first}) {
+      if (pass.index == index && job.body.score(item, s, pass) != 0) add_tile(job, item, s, index);
     }
   }
 }

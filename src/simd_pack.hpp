@@ -111,7 +111,13 @@ eight_keys find_eight(const attend_item& item, const tile& t, const tile* next, 
   return k;
 }
 
+/// Whether the tile's keys, or values, are codes.
+bool packed(const tile& t, const kvc_plane& p) {
+  return t.form == tile_form::sealed && is_code(p.type);
+}
+
 void pack_keys(const attend_item& item, const tile& t, const tile* next, float* scratch) {
+  if (packed(t, item.kv->k)) return unpack_keys(item, t, scratch);
   const int32_t dim = item.kv->dim_k;
   for (int32_t first = 0; first < tile_keys; first += 8) {
     const eight_keys k = find_eight(item, t, next, first);
@@ -152,12 +158,13 @@ bool widen_once(int64_t blocks, int32_t type) {
 
 bool keys_direct(const attend_item& item, const tile& t, int64_t blocks) {
   const kvc_plane& p = item.kv->k;
-  return t.open == 0 && p.token_stride == element_size(p.type) && t.run_keys >= lanes &&
+  return t.open == 0 && !is_code(p.type) && p.token_stride == element_size(p.type) && t.run_keys >= lanes &&
          !widen_once(blocks, p.type);
 }
 bool values_direct(const attend_item& item, const tile& t, int64_t blocks) {
   const kvc_plane& p = v_plane(*item.kv);
-  return t.open == 0 && p.dim_stride == element_size(p.type) && !widen_once(blocks, p.type);
+  return t.open == 0 && !is_code(p.type) && p.dim_stride == element_size(p.type) &&
+         !widen_once(blocks, p.type);
 }
 
 /// Where vectors of keys lie; absent ones repeat a present one, whose scores are masked.
@@ -189,6 +196,10 @@ void point_at_values(const attend_item& item, const tile& t, value_view& v) {
 }
 
 void pack_values(const attend_item& item, const tile& t, float* scratch, value_view& v) {
+  if (packed(t, v_plane(*item.kv))) {
+    for (int32_t j = 0; j < tile_keys; ++j) v.rows[j] = bytes_of(scratch + int64_t{j} * item.kv->dim_v);
+    return unpack_values(item, t, scratch);
+  }
   for (uint64_t rest = t.present; rest != 0; rest &= rest - 1) {
     const int32_t j = std::countr_zero(rest), run = j / t.run_keys;
     const kvc_plane& plane = (t.open >> run & 1) != 0 ? open_v_plane(*item.kv) : v_plane(*item.kv);

@@ -175,6 +175,11 @@ const char* kvc_field_text(int32_t field) {
                                           "upto",
                                           "least",
                                           "sum",
+                                          "value",
+                                          "exempt",
+                                          "exempt_table",
+                                          "hadamard",
+                                          "row_sealed",
                                           "other"};
   static_assert(sizeof(names) / sizeof(names[0]) == KVC_FIELD_COUNT_);
   return field >= 0 && field < KVC_FIELD_COUNT_ ? names[field] : "unknown field";

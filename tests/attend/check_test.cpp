@@ -107,7 +107,7 @@ const fault attend_faults[] = {
     {"unknown target", KVC_UNSUPPORTED, KVC_FIELD_TARGET, [](bench& b) { b.plan.target = 99; }},
     {"old kv struct", KVC_ABI, KVC_FIELD_KV, [](bench& b) { b.kv.struct_size = 1; }},
     {"no K", KVC_BAD_ARGUMENT, KVC_FIELD_K, [](bench& b) { b.kv.k.data = nullptr; }},
-    {"K type", KVC_UNSUPPORTED, KVC_FIELD_K, [](bench& b) { b.kv.k.type = KVC_U8; }},
+    {"K type", KVC_UNSUPPORTED, KVC_FIELD_K, [](bench& b) { b.kv.k.type = KVC_U2 + 1; }},
     {"V scaled", KVC_UNSUPPORTED, KVC_FIELD_V, [](bench& b) { b.kv.v.scale_kind = KVC_SCALE_TOKEN; }},
     {"K misaligned", KVC_BAD_ARGUMENT, KVC_FIELD_K,
      [](bench& b) { b.kv.k.data = static_cast<char*>(b.kv.k.data) + 2; }},
@@ -256,7 +256,7 @@ const fault run_faults[] = {
 
 const fault score_faults[] = {
     {"plan never made", KVC_BAD_ARGUMENT, KVC_FIELD_PLAN, [](bench& b) { b.plan.width = 0; }},
-    {"K type", KVC_UNSUPPORTED, KVC_FIELD_K, [](bench& b) { b.kv.k.type = KVC_U8; }},
+    {"K type", KVC_UNSUPPORTED, KVC_FIELD_K, [](bench& b) { b.kv.k.type = KVC_U2 + 1; }},
     {"id past the pool", KVC_BAD_ARGUMENT, KVC_FIELD_TABLE,
      [](bench& b) { b.w.row_of_table(1)[1] = b.kv.blocks; }},
     {"more rows than planned", KVC_BAD_ARGUMENT, KVC_FIELD_Q_START, [](bench& b) { b.plan.max_q = 1; }},
@@ -345,7 +345,7 @@ TEST_CASE("planning answers what this build cannot do", "[check]") {
       {"alibi", KVC_UNSUPPORTED, KVC_FIELD_FEATURES, [](bench& b) { b.in.features = KVC_USE_ALIBI; }},
       {"unknown feature", KVC_UNSUPPORTED, KVC_FIELD_FEATURES, [](bench& b) { b.in.features = 1u << 30; }},
       {"target", KVC_UNSUPPORTED, KVC_FIELD_TARGET, [](bench& b) { b.in.target = 77; }},
-      {"packed K", KVC_UNSUPPORTED, KVC_FIELD_K, [](bench& b) { b.kv.k.type = KVC_U3; }},
+      {"packed K", KVC_UNSUPPORTED, KVC_FIELD_K, [](bench& b) { b.kv.k.type = KVC_U2 + 1; }},
       {"head dim", KVC_UNSUPPORTED, KVC_FIELD_DIM_K, [](bench& b) { b.kv.dim_k = 100; }},
   };
   for (const fault& f : faults) {

@@ -6,6 +6,7 @@
 //   auto at = attention::create(planes.layer(0), {.q_heads = 32, .sequences = 8, .rows = 512, .slots =
 //   4096}); append(planes.layer(i), keys, values, slots, {.rope = &rope.view(), .positions = positions});
 //   at->run(planes.layer(i), batch, queries, softmax, out);
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -68,6 +69,9 @@ struct append_options {
   std::span<const int32_t> positions{};    ///< text position of each row, needed with rope
   const kvc_executor* executor = nullptr;  ///< null: the calling thread
   bool slots_per_head = false;             ///< slots are [rows][kv_heads]: each head writes elsewhere
+  /// Packed formats: slots in open blocks (open id * block + offset), as many as `slots` or in place of them.
+  std::span<const int64_t> open_slots{};
+  std::span<const int64_t> exempt_slots{};  ///< and in exempt rows (id * exempt + slot), -1 = none of them
 };
 
 /// Stores one K and one V row per entry of `slots` (block id * block + offset, -1 = skip). Where V aliases K
@@ -75,8 +79,13 @@ struct append_options {
 inline status append(const kvc_kv& kv, const kvc_rows& k, const kvc_rows& v, std::span<const int64_t> slots,
                      const append_options& options = {}) noexcept {
   const size_t each = options.slots_per_head ? static_cast<size_t>(std::max(kv.kv_heads, 1)) : 1;
-  const size_t rows = slots.size() / each;
-  if (slots.size() % each != 0) return {errc::bad_argument, "slot", static_cast<int64_t>(slots.size())};
+  const size_t entries = std::max(slots.size(), options.open_slots.size());
+  const size_t rows = entries / each;
+  for (const std::span<const int64_t> some : {slots, options.open_slots, options.exempt_slots}) {
+    if (!some.empty() && (some.size() != entries || entries % each != 0)) {
+      return {errc::bad_argument, "slot", static_cast<int64_t>(some.size())};
+    }
+  }
   if (options.rope != nullptr && options.positions.size() != rows) {
     return {errc::bad_argument, "pos", static_cast<int64_t>(options.positions.size())};
   }
@@ -86,7 +95,9 @@ inline status append(const kvc_kv& kv, const kvc_rows& k, const kvc_rows& v, std
   a.slot_head_stride = options.slots_per_head ? 1 : 0;
   a.k = k;
   a.v = v;
-  a.slot = slots.data();
+  a.slot = slots.empty() && entries != 0 ? nullptr : slots.data();
+  a.open_slot = options.open_slots.empty() ? nullptr : options.open_slots.data();
+  a.exempt_slot = options.exempt_slots.empty() ? nullptr : options.exempt_slots.data();
   a.pos = options.positions.data();
   a.rope = options.rope;
   kvc_error e{};

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "seal.hpp"
+
+#include <algorithm>
+
+#include "check.hpp"
+#include "codes.hpp"
+#include "kvcache/quant/pack.hpp"
+
+namespace kvcache::detail {
+namespace {
+
+constexpr int32_t most_tokens = 128;
+
+/// The values of one head of an open block, [tokens][dim].
+void load_open(const kvc_kv& kv, bool keys, int32_t id, int32_t head, float* to) noexcept {
+  const kvc_plane& p = keys ? kv.open_k : kv.open_v;
+  const int32_t dim = keys ? kv.dim_k : kv.dim_v;
+  const std::byte* from = cell(p, id, head, 0);
+  with_type(p.type, [&](auto* tag) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(tag)>>;
+    if (p.dim_stride < p.token_stride) {
+      for (int32_t t = 0; t < kv.block; ++t) {
+        for (int32_t d = 0; d < dim; ++d) {
+          to[t * dim + d] = to_float(read<T>(from + t * p.token_stride + d * p.dim_stride));
+        }
+      }
+    } else {
+      for (int32_t d = 0; d < dim; ++d) {
+        for (int32_t t = 0; t < kv.block; ++t) {
+          to[t * dim + d] = to_float(read<T>(from + t * p.token_stride + d * p.dim_stride));
+        }
+      }
+    }
+  });
+}
+
+/// K or V of a block of one layer while it is packed.
+struct side {
+  const kvc_kv& kv;
+  bool keys;
+
+  const kvc_plane& plane() const noexcept { return keys ? kv.k : kv.v; }
+  bool coded() const noexcept { return is_code(plane().type); }
+  int32_t dim() const noexcept { return keys ? kv.dim_k : kv.dim_v; }
+};
+
+status check_side(const side& s, const kvc_command& c, float* values) noexcept {
+  for (int32_t h = 0; s.coded() && h < s.kv.kv_heads; ++h) {
+    load_open(s.kv, s.keys, c.src, h, values);
+    if (status bad = detail::check_values({s.keys, s.kv.block, s.dim(), c.arg}, values); !bad) return bad;
+  }
+  return {};
+}
+
+/// The scale that the cells of all heads share.
+stored_grid common_grid(const side& s, const kvc_command& c, const side_format& f, float* values) noexcept {
+  value_range all;
+  for (int32_t h = 0; h < s.kv.kv_heads; ++h) {
+    load_open(s.kv, s.keys, c.src, h, values);
+    const int64_t skip = int64_t{c.arg} * s.dim();
+    const value_range r = range_of({values, int64_t{s.kv.block} * s.dim(), 1, skip});
+    all.least = h == 0 ? r.least : std::min(all.least, r.least);
+    all.largest = h == 0 ? r.largest : std::max(all.largest, r.largest);
+  }
+  const float magnitude = std::max({-all.least, all.largest, 0.0f});
+  if (is_fp8(f.codes)) return fit_fp8(magnitude, f.codes);
+  return f.symmetric ? fit_symmetric(magnitude, largest_code(f.codes))
+                     : fit_min_max(all.least, all.largest, largest_code(f.codes));
+}
+
+void seal_side(const side& s, const kvc_command& c, float* values) noexcept {
+  if (!s.coded()) return;
+  const kvc_plane& p = s.plane();
+  const side_format f = format_of(p);
+  const cell_shape shape{s.keys, s.kv.block, s.dim(), c.arg};
+  const int64_t scales = c.dst * p.scale_block_stride;
+  const bool shared = f.axis == scale_axis::tensor;
+  if (shared) {
+    const stored_grid grid = common_grid(s, c, f, values);
+    write(bytes_of(p.scale) + scales, grid.scale);
+    if (p.zero != nullptr) write(bytes_of(p.zero) + scales, grid.zero);
+  }
+  for (int32_t h = 0; h < s.kv.kv_heads; ++h) {
+    load_open(s.kv, s.keys, c.src, h, values);
+    std::byte* codes = bytes_of(p.data) + c.dst * p.block_stride + h * p.head_stride;
+    auto* scale = reinterpret_cast<f16*>(bytes_of(p.scale) + scales + h * p.scale_head_stride);
+    auto* zero = p.zero == nullptr
+                     ? nullptr
+                     : reinterpret_cast<f16*>(bytes_of(p.zero) + scales + h * p.scale_head_stride);
+    if (shared) {
+      encode_cell(f, shape, values, codes, scale, zero);
+    } else {
+      (void)pack_cell(f, s.keys, s.kv.block, s.dim(), c.arg, values, codes, scale, zero);
+    }
+  }
+}
+
+}  // namespace
+
+bool packs(const kvc_kv& kv) noexcept {
+  return is_code(kv.k.type) || is_code(v_plane(kv).type);
+}
+
+kvc_status check_seal(const kvc_kv& kv, const kvc_command& c, int64_t at, kvc_error* error) noexcept {
+  if (c.tokens != kv.block) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS, c.tokens, at);
+  if (c.arg < 0 || c.arg > kv.exempt) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ARG, c.arg, at);
+  float values[most_tokens * max_dim];
+  for (const bool keys : {true, false}) {
+    const status s = check_side({kv, keys}, c, values);
+    if (!s) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_VALUE, s.value, at);
+  }
+  return KVC_OK;
+}
+
+void seal_codes(const kvc_kv& kv, const kvc_command& c) noexcept {
+  float values[most_tokens * max_dim];
+  for (const bool keys : {true, false}) seal_side({kv, keys}, c, values);
+}
+
+}  // namespace kvcache::detail

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Packing a full block: KVC_OP_SEAL of a layer whose planes hold codes.
+#include "kvcache/kvcache.h"
+
+namespace kvcache::detail {
+
+/// Whether K or V of sealed blocks are codes.
+bool packs(const kvc_kv& kv) noexcept;
+
+/// Every value of open block c.src that would become a code is finite and within f16's range. Fails:
+/// KVC_BAD_ARGUMENT with KVC_FIELD_VALUE, the flat index of the value in its head as value and `at` as index.
+kvc_status check_seal(const kvc_kv& kv, const kvc_command& c, int64_t at, kvc_error* error) noexcept;
+
+/// Packs open block c.src into block c.dst; the first c.arg slots are left out of all ranges. K or V that are
+/// no codes are not touched. Requires: checked.
+void seal_codes(const kvc_kv& kv, const kvc_command& c) noexcept;
+
+}  // namespace kvcache::detail
