@@ -117,8 +117,9 @@ class cache_kind {
   /// Tokens written to the sequence.
   virtual int length(int slot) const = 0;
 
-  /// Of these, tokens that left it by a retention policy, on average over the heads, rounded down.
-  virtual int dropped(int) { return 0; }
+  /// Of these, tokens that a retention policy has let go, on average over the heads, rounded down. What is to
+  /// go before the next step is not among them yet.
+  virtual int dropped(int) const { return 0; }
 
   virtual cache_bytes bytes() const = 0;
 

@@ -58,7 +58,7 @@ struct answer {
   int prefilled = 0;      ///< prompt tokens computed; reused + prefilled = prompt_tokens
   int recomputed = 0;     ///< tokens computed once more after a preemption
   int preempted = 0;      ///< times
-  int dropped = 0;        ///< tokens that a retention policy let go; see cache_kind::dropped
+  int dropped = 0;        ///< tokens that a policy had let go when its last one was computed
   std::uint64_t fnv = 0;  ///< see chain()
   std::int64_t first_token_step = -1;
   std::int64_t finish_step = -1;

@@ -149,6 +149,7 @@ result<session> session::fork_as(const kvcache::retention& policy, drop_mode mod
   s.what = policy;
   s.options.mode = mode;
   s.options.remember = false;
+  s.due = false;
   s.seen = attention_observer(s.cache->config.shape, policy.policy.needs(), policy.policy.watch(), false);
   if (!s.seen.active()) return made;
   for (int layer = 0; layer < s.cache->config.shape.layers; ++layer)

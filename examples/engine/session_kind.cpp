@@ -30,7 +30,7 @@ class session_kind final : public cache_kind {
   result<int> fork(int slot) override;
   void close(int slot) override { texts_[static_cast<std::size_t>(slot)].reset(); }
   int length(int slot) const override { return at(slot).text.position(); }
-  int dropped(int slot) override;
+  int dropped(int slot) const override { return at(slot).text.dropped(); }
   cache_bytes bytes() const override { return cache_->bytes(); }
   cache_counts counts() const override { return cache_->counts(); }
   void read(int slot, int layer, int position, float* k, float* v) const override {
@@ -134,11 +134,6 @@ result<int> session_kind::fork(int slot) {
   auto copy = t.text.fork();
   if (!copy) return copy.error();
   return keep({std::move(*copy), t.prompt, t.whole, t.shares});
-}
-
-int session_kind::dropped(int slot) {
-  (void)settle(at(slot));
-  return at(slot).text.dropped();
 }
 
 }  // namespace
