@@ -24,6 +24,11 @@ constexpr int64_t exempt_bytes(const kv_format& f, const group_shape& s) noexcep
   return (k + v) * s.kv_heads * f.exempt * element_bytes(s.type);
 }
 
+/// Blocks that a query behind `tokens` tokens reads packed: those that end at or before tokens - residual.
+constexpr int64_t sealed_blocks(const kv_format& f, int32_t block_size, int64_t tokens) noexcept {
+  return lossy(f) ? std::max<int64_t>(tokens - f.residual, 0) / block_size : 0;
+}
+
 /// Bits per value of a text of `tokens` tokens that is sealed as far as it fills blocks: codes, scales and
 /// minima of the sealed blocks (as if a block were filled up to 64 bytes with nothing), and the exempt
 /// tokens, divided by the values of the sealed blocks. 0 if no block is full. Requires: valid format.
@@ -42,7 +47,7 @@ constexpr double bits_per_value(const kv_format& f, const group_shape& s, int32_
 /// divided by the text's values. Requires: valid format, tokens > 0.
 constexpr double open_bits_per_value(const kv_format& f, const group_shape& s, int32_t block_size,
                                      int64_t tokens) noexcept {
-  const int64_t sealed = lossy(f) ? std::max<int64_t>(tokens - f.residual, 0) / block_size : 0;
+  const int64_t sealed = sealed_blocks(f, block_size, tokens);
   const int64_t open = ceil_div(tokens - sealed * block_size, int64_t{block_size});
   const int64_t all = sealed * layer_block_bytes(f, s, block_size) + open * exact_layer_bytes(s, block_size) +
                       exempt_bytes(f, s);
