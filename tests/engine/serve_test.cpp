@@ -10,6 +10,7 @@
 #include "cache_kind.hpp"
 #include "program_runner.hpp"
 #include "scheduler.hpp"
+#include "serve_support.hpp"
 #include "support/environment.hpp"
 #include "synthetic_model.hpp"
 #include "workload.hpp"
@@ -20,8 +21,6 @@ using nlohmann::json;
 
 namespace {
 
-const std::string serve_program = ENGINE_SERVE;
-const std::string generate_program = ENGINE_GENERATE;
 const std::string main_workload = ENGINE_WORKLOADS "/main.jsonl";
 
 const std::string good_line =
@@ -111,39 +110,6 @@ std::string small_workload() {
 
 std::string synthetic_base(const scratch& folder) {
   return serve_program + " --threads 1 --model " + folder.file("m.gguf", synthetic_model({}).serialise());
-}
-
-std::string joined(const json& ids) {
-  std::string text;
-  for (const json& id : ids) {
-    if (!text.empty()) text += ',';
-    text += std::to_string(id.get<int>());
-  }
-  return text;
-}
-
-/// The answer must be what engine_generate gives for the same ids, with the same logits in every step.
-void compare_with_generate(const std::string& model, const json& request, const std::string& options) {
-  if (request["ids"].empty()) return;
-  const outcome o = run(generate_program + " --json --cache contiguous --model " + model + " --ids " +
-                        joined(request["prompt_ids"]) + " --new " + std::to_string(request["ids"].size()) +
-                        " --seed " + std::to_string(request["seed"].get<int>()) + options);
-  const json alone = o.document();
-  INFO(request["id"] << " turn " << request["turn"] << " sample " << request["sample"]);
-  CHECK(alone["ids"] == request["ids"]);
-  std::uint64_t fnv = engine::chain_start;
-  for (const json& step : alone["steps"]) {
-    fnv = engine::chain(fnv, std::stoull(step["fnv"].get<std::string>(), nullptr, 16));
-  }
-  CHECK(fnv == std::stoull(request["fnv"].get<std::string>(), nullptr, 16));
-}
-
-const json& request_of(const json& run, const std::string& id, int turn = 0, int sample = 0) {
-  for (const json& r : run["requests"]) {
-    if (r["id"] == id && r["turn"] == turn && r["sample"] == sample) return r;
-  }
-  FAIL("no request " << id);
-  return run;
 }
 
 }  // namespace
@@ -314,7 +280,7 @@ TEST_CASE("engine_serve prints one document with every request and the totals") 
       sum["generated"] = sum["generated"].get<int>() + static_cast<int>(request["ids"].size());
       CHECK(request["temperature"] == (request["id"] == "two" ? 1.5 : 0.0));
       const std::string temperature = " --temperature " + request["temperature"].dump();
-      if (kind != "reference") compare_with_generate(model, request, temperature);
+      if (kind != "reference") compare_with_generate(model, request, " --cache contiguous" + temperature);
     }
     const json& totals = r["totals"];
     for (const auto& [key, value] : sum.items()) CHECK(totals[key] == value);
@@ -427,7 +393,8 @@ TEST_CASE("the real model gives the same answers paged, contiguous and alone", "
   CHECK(d["answers_equal"] == true);
   REQUIRE(d["runs"].size() == 2);
   CHECK(d["runs"][1]["totals"]["reused"].get<int>() >= 16);
-  for (const json& request : d["runs"][1]["requests"]) compare_with_generate(model, request, "");
+  for (const json& request : d["runs"][1]["requests"])
+    compare_with_generate(model, request, " --cache contiguous");
 }
 
 TEST_CASE("the workload that ships is what it is described as, and paging serves it in a small pool",
