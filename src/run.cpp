@@ -58,24 +58,10 @@ void each_plane(const kvc_kv& kv, bool from_open, bool to_open, F&& f) noexcept 
   f(from_open ? kv.open_v : kv.v, to_open ? kv.open_v : kv.v, kv.dim_v);
 }
 
-/// Codes and scales of a block as they are.
-void copy_codes(const kvc_kv& kv, const kvc_command& c) noexcept {
-  const auto bytes = [](const kvc_plane& p, int32_t heads) {
-    return static_cast<size_t>(p.head_stride) * static_cast<size_t>(heads);
-  };
-  for (const kvc_plane* p : {&kv.k, &kv.v}) {
-    std::memmove(cell(*p, c.dst, 0, 0), cell(*p, c.src, 0, 0), bytes(*p, kv.kv_heads));
-    if (!is_code(p->type) || p->scale_head_stride != 0) continue;
-    const int64_t from = c.src * p->scale_block_stride, to = c.dst * p->scale_block_stride;
-    std::memmove(bytes_of(p->scale) + to, bytes_of(p->scale) + from, sizeof(f16));
-    if (p->zero != nullptr) std::memmove(bytes_of(p->zero) + to, bytes_of(p->zero) + from, sizeof(f16));
-  }
-}
-
 void copy_block(const kvc_kv& kv, const kvc_command& c) noexcept {
   const bool from_open = c.op != KVC_OP_COPY, to_open = c.op == KVC_OP_COPY_OPEN;
   if (from_open == to_open && c.src == c.dst) return;
-  if (c.op == KVC_OP_COPY && packs(kv)) return copy_codes(kv, c);
+  if (c.op == KVC_OP_COPY && packs(kv)) copy_codes(kv, c);
   if (c.op == KVC_OP_SEAL && packs(kv)) seal_codes(kv, c);
   each_plane(kv, from_open, to_open, [&](const kvc_plane& from, const kvc_plane& to, int32_t dim) noexcept {
     for (int32_t h = 0; h < kv.kv_heads; ++h) {

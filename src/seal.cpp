@@ -43,6 +43,38 @@ struct side {
   const kvc_plane& plane() const noexcept { return keys ? kv.k : kv.v; }
   bool coded() const noexcept { return is_code(plane().type); }
   int32_t dim() const noexcept { return keys ? kv.dim_k : kv.dim_v; }
+  int32_t rows() const noexcept { return keys ? kv.dim_k : kv.block; }
+  /// Bytes of the codes of a row, and from row to row.
+  int64_t row() const noexcept {
+    return code_row_bytes(static_cast<code>(plane().type), keys ? kv.block : kv.dim_v);
+  }
+  int64_t stride() const noexcept { return keys ? plane().dim_stride : plane().token_stride; }
+  /// Scales of a cell in bytes, and where those of a block and head begin.
+  size_t scale_bytes() const noexcept {
+    return sizeof(f16) * static_cast<size_t>(scales_of_cell(format_of(plane()), kv.block, dim()));
+  }
+  int64_t scale_at(int64_t id, int64_t head) const noexcept {
+    return id * plane().scale_block_stride + head * plane().scale_head_stride;
+  }
+
+  /// Copies the codes of a cell whose rows lie `from_stride` apart to where its rows belong.
+  void copy_rows(const std::byte* from, int64_t from_stride, std::byte* to) const noexcept {
+    const bool dense = from_stride == row() && stride() == row();
+    const int64_t n = dense ? 1 : rows(), bytes = dense ? row() * rows() : row();
+    for (int64_t r = 0; r < n; ++r) {
+      std::memmove(to + r * stride(), from + r * from_stride, static_cast<size_t>(bytes));
+    }
+  }
+  /// Codes and scales of one head of a block as they are.
+  void copy(int64_t src, int64_t dst, int64_t head) const noexcept {
+    const kvc_plane& p = plane();
+    copy_rows(cell(p, src, head, 0), stride(), cell(p, dst, head, 0));
+    for (void* scales : {p.scale, p.zero}) {
+      if (scales == nullptr) continue;
+      std::byte* at = bytes_of(scales);
+      std::memmove(at + scale_at(dst, head), at + scale_at(src, head), scale_bytes());
+    }
+  }
 };
 
 status check_side(const side& s, const kvc_command& c, float* values) noexcept {
@@ -74,8 +106,9 @@ void seal_side(const side& s, const kvc_command& c, float* values) noexcept {
   const kvc_plane& p = s.plane();
   const side_format f = format_of(p);
   const cell_shape shape{s.keys, s.kv.block, s.dim(), c.arg};
-  const int64_t scales = c.dst * p.scale_block_stride;
-  const bool shared = f.axis == scale_axis::tensor;
+  const int64_t scales = s.scale_at(c.dst, 0);
+  const bool shared = f.axis == scale_axis::tensor, dense = s.stride() == s.row();
+  std::byte packed[most_tokens * max_dim];  // rows behind each other, for planes where they are not
   if (shared) {
     const stored_grid grid = common_grid(s, c, f, values);
     write(bytes_of(p.scale) + scales, grid.scale);
@@ -83,16 +116,16 @@ void seal_side(const side& s, const kvc_command& c, float* values) noexcept {
   }
   for (int32_t h = 0; h < s.kv.kv_heads; ++h) {
     load_open(s.kv, s.keys, c.src, h, values);
-    std::byte* codes = bytes_of(p.data) + c.dst * p.block_stride + h * p.head_stride;
-    auto* scale = reinterpret_cast<f16*>(bytes_of(p.scale) + scales + h * p.scale_head_stride);
-    auto* zero = p.zero == nullptr
-                     ? nullptr
-                     : reinterpret_cast<f16*>(bytes_of(p.zero) + scales + h * p.scale_head_stride);
+    std::byte* codes = dense ? cell(p, c.dst, h, 0) : packed;
+    auto* scale = reinterpret_cast<f16*>(bytes_of(p.scale) + s.scale_at(c.dst, h));
+    auto* zero =
+        p.zero == nullptr ? nullptr : reinterpret_cast<f16*>(bytes_of(p.zero) + s.scale_at(c.dst, h));
     if (shared) {
       encode_cell(f, shape, values, codes, scale, zero);
     } else {
       (void)pack_cell(f, s.keys, s.kv.block, s.dim(), c.arg, values, codes, scale, zero);
     }
+    if (!dense) s.copy_rows(packed, s.row(), cell(p, c.dst, h, 0));
   }
 }
 
@@ -116,6 +149,12 @@ kvc_status check_seal(const kvc_kv& kv, const kvc_command& c, int64_t at, kvc_er
 void seal_codes(const kvc_kv& kv, const kvc_command& c) noexcept {
   float values[most_tokens * max_dim];
   for (const bool keys : {true, false}) seal_side({kv, keys}, c, values);
+}
+
+void copy_codes(const kvc_kv& kv, const kvc_command& c) noexcept {
+  for (const side& s : {side{kv, true}, side{kv, false}}) {
+    for (int32_t h = 0; s.coded() && h < kv.kv_heads; ++h) s.copy(c.src, c.dst, h);
+  }
 }
 
 }  // namespace kvcache::detail

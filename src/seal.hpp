@@ -16,4 +16,7 @@ kvc_status check_seal(const kvc_kv& kv, const kvc_command& c, int64_t at, kvc_er
 /// no codes are not touched. Requires: checked.
 void seal_codes(const kvc_kv& kv, const kvc_command& c) noexcept;
 
+/// Copies codes and scales of block c.src to block c.dst; K or V that are no codes are not touched.
+void copy_codes(const kvc_kv& kv, const kvc_command& c) noexcept;
+
 }  // namespace kvcache::detail
