@@ -233,7 +233,7 @@ TEST_CASE(
   double last = 0;
   for (const scale_axis axis :
        {scale_axis::channel, scale_axis::token, scale_axis::head, scale_axis::tensor}) {
-    const side_format f{.codes = code::int4, .axis = axis};
+    const side_format f{.codes = code::int8, .axis = axis};
     std::vector<std::byte> side(static_cast<size_t>(layout_of(f, shape, 64, true).bytes));
     std::vector<float> read(values.size());
     REQUIRE(pack_cells(f, shape, 64, true, 0, values.data(), side.data()));
