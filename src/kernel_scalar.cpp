@@ -33,8 +33,9 @@ void load_slot(const attend_item& item, const tile& t, int32_t j, bool keys, flo
   const int32_t run = j / t.run_keys, dim = keys ? kv.dim_k : kv.dim_v;
   const bool open = (t.open >> run & 1) != 0;
   const kvc_plane& sealed = keys ? kv.k : v_plane(kv);
-  const std::byte* exempt = j < kv.exempt ? exempt_cell(item, t, keys) : nullptr;
-  if (is_code(sealed.type) && !open && exempt == nullptr) {
+  const bool coded = is_code(sealed.type);
+  const std::byte* exempt = coded && j < kv.exempt ? exempt_cell(item, t, keys) : nullptr;
+  if (coded && !open && exempt == nullptr) {
     const code_cell c(kv, keys, t.id[run], t.head);
     const auto slot = static_cast<int32_t>((t.first + j) & (kv.block - 1));
     for (int32_t d = 0; d < dim; ++d) to[d] = c.value(slot, d);

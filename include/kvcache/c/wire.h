@@ -93,7 +93,8 @@ typedef struct kvc_batch {
   int64_t kv_len_head_stride;  ///< 0 = same length for every head
   const int32_t* sealed;       ///< [n] leading slots read from table, the rest from open_table; NULL = all
   /// [rows] of these, those that a row reads from table; what lies between is read from open_table. NULL:
-  /// all.
+  /// all. Over a layer without codes name them in every call or in none: keys read in two forms are added in
+  /// two passes, and so the chunk a row comes in does not change its bits.
   const int32_t* row_sealed;
   const int32_t* exempt_table;  ///< [n] id of the exempt space of each sequence, -1 = none; NULL = none
   const int32_t* q_start;       ///< [n+1] first row of each sequence, NULL = one row each
@@ -107,7 +108,8 @@ typedef struct kvc_batch {
 enum {
   KVC_OP_COPY = 0,   ///< first `tokens` slots of block src to block dst
   KVC_OP_COPY_OPEN,  ///< the same in the open space
-  KVC_OP_SEAL,       ///< first `tokens` slots of open block src to block dst, converted to the stored type
+  KVC_OP_SEAL,       ///< first `tokens` slots of open block src to block dst, converted to the stored type;
+                     ///< the first `arg` of them are exempt: left out of all ranges
   KVC_OP_ZERO,       ///< first `tokens` slots of block dst
   KVC_OP_ROTATE,     ///< turns K of the first `tokens` slots of block dst by `arg` positions, in place
   KVC_OP_GATHER      ///< ids[arg..] = n_src, n_dst, keep index, src ids, dst ids: slot t of the dst run
@@ -121,7 +123,7 @@ typedef struct kvc_command {
   int32_t tokens;  ///< leading slots
   int32_t src;     ///< block read; where nothing is read, dst
   int32_t dst;     ///< block written
-  int32_t arg;     ///< of KVC_OP_ROTATE and KVC_OP_GATHER
+  int32_t arg;     ///< of KVC_OP_SEAL, KVC_OP_ROTATE and KVC_OP_GATHER
 } kvc_command;
 
 /// What happened to the prefix index, for routers and metrics. A parent is always announced before its
