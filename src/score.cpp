@@ -167,10 +167,12 @@ int64_t end_of_whole(const score_job& job, const attend_item& item, int64_t firs
   }
   const kvc_batch& b = job.batch;
   for (int64_t slot = first * tile_keys; slot < slots; slot += job.kv.block - slot % job.kv.block) {
-    const bool open = slot >= item.sealed;
-    const int32_t* ids =
-        open ? b.open_table + item.sequence * b.open_stride : b.table + item.sequence * b.table_stride;
-    if (ids[slot / job.kv.block] < 0) slots = slot;
+    const int64_t column = slot / job.kv.block;
+    const bool sealed = slot < item.sealed, open = slot >= item.open_from;  // both, of different rows
+    if ((sealed && b.table[item.sequence * b.table_stride + column] < 0) ||
+        (open && b.open_table[item.sequence * b.open_stride + column] < 0)) {
+      slots = slot;
+    }
   }
   return std::clamp(slots / tile_keys, first, last);
 }
@@ -218,19 +220,26 @@ void add_rows(const score_job& job, const attend_item& item, const attend_scratc
   } else {
     job.body.prepare(item, s);
   }
+  const auto seen = [&](tile_pass pass) noexcept {
+    if (!stored) return job.body.score(item, s, pass);
+    tile now;
+    resolve_tile(item, item.head, pass, now);
+    return seen_keys(item, now, s.seen);
+  };
   for (int64_t index = range.first; index < range.last; ++index) {
-    if (stored) {
-      tile now;
-      resolve_tile(item, item.head, {index, tile_form::any}, now);
-      if (seen_keys(item, now, s.seen) != 0) add_tile(job, item, s, index);
-      continue;
-    }
     // A key's rows come in order: those that read it while it was open are the earlier ones.
     const tile_pass first = first_pass(item, index), second = next_pass(item, first);
     for (const tile_pass pass : {second, first}) {
-      if (pass.index == index && job.body.score(item, s, pass) != 0) add_tile(job, item, s, index);
+      if (pass.index == index && seen(pass) != 0) add_tile(job, item, s, index);
     }
   }
+}
+
+/// Rows of an item from the first on whose borders do not go down: in a tree of drafts they may.
+int32_t rows_in_order(const attend_item& item) noexcept {
+  if (item.row_sealed == nullptr) return item.rows;
+  const int32_t* end = item.row_sealed + item.rows;
+  return static_cast<int32_t>(std::is_sorted_until(item.row_sealed, end) - item.row_sealed);
 }
 
 /// Item `number`: all rows of a sequence, some kv heads, some slots.
@@ -242,8 +251,11 @@ void run_item(const score_job& job, int32_t worker, int64_t number) noexcept {
   const int64_t first = rest % ranges * job.slots;
   carver c(job.scratch + worker * job.scratch_bytes);
   const attend_scratch s = carve_scratch(c, job.plan);
-  for (int64_t row = job.row_begin(i); row < job.row_begin(i + 1); row += job.plan.row_block) {
-    add_rows(job, job.item(i, head, row), s, first, first + job.slots);
+  for (int64_t row = job.row_begin(i); row < job.row_begin(i + 1);) {
+    attend_item item = job.item(i, head, row);
+    item.rows = rows_in_order(item);
+    add_rows(job, item, s, first, first + job.slots);
+    row += item.rows;
   }
 }
 
