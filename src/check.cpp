@@ -30,6 +30,11 @@ kvc_status check_stride(int64_t stride, int64_t extent, int64_t element, int64_t
   return KVC_OK;
 }
 
+/// Cells of `bytes` bytes do not lie over each other.
+kvc_status check_apart(int64_t stride, int64_t extent, int64_t bytes, kvc_error* error) noexcept {
+  return extent > 1 && stride < bytes ? fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, stride) : KVC_OK;
+}
+
 constexpr int32_t least_packed_block = 32, most_packed_block = 128;
 
 /// Scales and minima of a plane of codes.
@@ -54,7 +59,14 @@ kvc_status check_scales(const kvc_plane& p, const kvc_kv& kv, bool keys, kvc_err
     return p.scale_head_stride == 0 ? KVC_OK
                                     : fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, p.scale_head_stride);
   }
-  return check_stride(p.scale_head_stride, kv.kv_heads, 2, reach, error);
+  KVC_TRY(check_stride(p.scale_head_stride, kv.kv_heads, 2, reach, error));
+  side_format f;
+  f.codes = static_cast<code>(p.type);
+  f.axis = static_cast<scale_axis>(p.scale_kind - KVC_SCALE_TENSOR);
+  f.group_size = p.scale_group;
+  const int64_t cell = int64_t{2} * scales_of_cell(f, kv.block, dim);
+  KVC_TRY(check_apart(p.scale_head_stride, kv.kv_heads, cell, error));
+  return check_apart(p.scale_block_stride, kv.blocks, cell, error);
 }
 
 /// A plane of codes: rows along the slots of a channel for K, along the channels of a slot for V.
@@ -71,9 +83,12 @@ kvc_status check_codes(const kvc_plane& p, const kvc_kv& kv, bool keys, kvc_erro
   KVC_TRY(check_stride(p.block_stride, kv.blocks, 1, reach, error));
   KVC_TRY(check_stride(p.head_stride, kv.kv_heads, 1, reach, error));
   KVC_TRY(check_stride(stride, rows, 1, reach, error));
-  if (p.data != nullptr && p.head_stride < stride * rows && kv.kv_heads > 1) {
-    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, p.head_stride);
+  int64_t cell = 0;
+  if (__builtin_mul_overflow(stride, rows, &cell)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, stride);
   }
+  KVC_TRY(check_apart(p.head_stride, kv.kv_heads, cell, error));
+  KVC_TRY(check_apart(p.block_stride, kv.blocks, cell, error));
   return check_scales(p, kv, keys, error);
 }
 

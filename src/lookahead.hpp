@@ -93,7 +93,8 @@ inline void lookahead::aim(const attend_item& item, const tile& t) noexcept {
   heads_ = item.heads;
   if (is_code(kv.k.type) || is_code(v_plane(kv).type)) {
     // Codes and scales of all heads are one run of bytes; the part of other heads is asked for in vain.
-    parts_[0] = {1, kv.k.block_stride, 0, 0};
+    const int64_t cells = kv.kv_heads * (kv.k.head_stride + v_plane(kv).head_stride);
+    parts_[0] = {1, std::min(kv.k.block_stride, cells), 0, 0};
     planes_ = heads_ = 1;
   } else {
     merge();
