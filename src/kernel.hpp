@@ -147,6 +147,8 @@ struct kernel {
   uint64_t (*score)(const attend_item&, const attend_scratch&, tile_pass) = nullptr;
   /// sum += weight 2^min(score - lse2, 0) of the counted keys, or its square, or 1 for a hit.
   void (*fold)(const fold_rows&) = nullptr;
+  /// Codes of a block and head to [dim_k][block], or [block][dim_v].
+  void (*unpack)(const kvc_kv&, bool keys, int32_t id, int32_t head, float* to) = nullptr;
 };
 
 /// Kernel of a target, null if this build or machine does not have it. KVC_TARGET_BEST picks the widest.

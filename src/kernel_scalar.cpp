@@ -151,8 +151,16 @@ void fold(const fold_rows& all) noexcept {
   }
 }
 
+void unpack(const kvc_kv& kv, bool keys, int32_t id, int32_t head, float* to) noexcept {
+  const code_cell c(kv, keys, id, head);
+  const int32_t rows = keys ? c.dim : c.tokens, columns = keys ? c.tokens : c.dim;
+  for (int32_t r = 0; r < rows; ++r) {
+    for (int32_t i = 0; i < columns; ++i) to[r * columns + i] = keys ? c.value(i, r) : c.value(r, i);
+  }
+}
+
 }  // namespace
 
-const kernel scalar_kernel = {KVC_TARGET_SCALAR, &prepare, &split, &score_tile, &fold};
+const kernel scalar_kernel = {KVC_TARGET_SCALAR, &prepare, &split, &score_tile, &fold, &unpack};
 
 }  // namespace kvcache::detail

@@ -27,6 +27,7 @@
 // These need what those above define.
 #include "simd_codes.hpp"
 #include "simd_pack.hpp"
+#include "simd_packed.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
@@ -164,6 +165,7 @@ struct tile_work {
   const tile* next;  ///< null: nothing to ask for
   lookahead* far;    ///< its lines, null: ask for what is near
   bool whole;        ///< every row sees every key
+  bool alike;        ///< all rows see the same keys
 };
 
 /// What to ask for: nothing where so many rows share a tile that memory does not matter, the whole next tile
@@ -218,9 +220,43 @@ void score_some_heads(const tile_work& t, int32_t head, key_view& k) {
   }
 }
 
+/// Scores of all heads from codes.
+void score_packed_heads(const tile_work& t) {
+  const attend_item& item = t.item;
+  packed_view k;
+  k.far = t.far;
+  for (int32_t h = 0; h < item.heads; ++h) {
+    const attend_scratch s = head_scratch(item, t.scratch, h);
+    point_at_packed_keys(item, t.now, item.head + h, k);
+    with_code(item.kv->k.type, [&](auto type) {
+      score_codes<decltype(type)::value>(t.blocks.rows, k, s.q, item.kv->dim_k, s.weights);
+    });
+  }
+}
+
+/// Weighted values of all heads from codes. Rows that do not see the same keys go one by one.
+void add_packed_heads(const tile_work& t) {
+  const attend_item& item = t.item;
+  const int32_t dim = item.kv->dim_v;
+  packed_view v;
+  v.far = t.far;
+  for (int32_t h = 0; h < item.heads; ++h) {
+    const attend_scratch s = head_scratch(item, t.scratch, h);
+    point_at_packed_values(item, t.now, item.head + h, v);
+    with_code(item.kv->v.type, [&](auto type) {
+      const int64_t step = t.alike ? t.blocks.rows : 1;
+      for (int64_t r = 0; r < t.blocks.rows; r += step) {
+        const uint64_t seen = s.seen[r / item.group];
+        add_codes<decltype(type)::value>(step, v, seen, s.weights + r * tile_keys, s.acc + r * dim, dim);
+      }
+    });
+  }
+}
+
 /// Scores of all heads.
 void score_heads(const tile_work& t) {
   const attend_item& item = t.item;
+  if (codes_direct(item, t.now, true, t.blocks.count)) return score_packed_heads(t);
   const bool direct = keys_direct(item, t.now, t.blocks.count);
   key_view k{};
   if (direct) point_at_keys(item, t.now, k);
@@ -327,6 +363,7 @@ void add_by_block(const tile_work& t, value_view& v) {
 /// Weighted values of all heads.
 void add_heads(const tile_work& t) {
   const attend_item& item = t.item;
+  if (codes_direct(item, t.now, false, t.blocks.count)) return add_packed_heads(t);
   const kvc_plane& plane = v_plane(*item.kv);
   const bool direct = values_direct(item, t.now, t.blocks.count);
   value_view v{};
@@ -362,9 +399,10 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) {
     if (seen_keys(item, now, s.seen) == 0) continue;
     const bool whole = more && ask == asking::far && next.present != 0;
     if (whole) far.aim(item, next);
-    const bool all =
-        std::all_of(s.seen, s.seen + item.rows, [](uint64_t bits) { return bits == ~uint64_t{0}; });
-    const tile_work work{item, s, blocks, now, more ? &next : nullptr, whole ? &far : nullptr, all};
+    const bool alike =
+        std::all_of(s.seen, s.seen + item.rows, [&s](uint64_t bits) { return bits == s.seen[0]; });
+    const bool all = alike && s.seen[0] == ~uint64_t{0};
+    const tile_work work{item, s, blocks, now, more ? &next : nullptr, whole ? &far : nullptr, all, alike};
     score_heads(work);
     soften_heads(work);
     if (item.out->o != nullptr) add_heads(work);
@@ -378,14 +416,19 @@ uint64_t score(const attend_item& item, const attend_scratch& s, tile_pass pass)
   const uint64_t any = seen_keys(item, now, s.seen);
   if (any == 0) return 0;
   const row_blocks blocks(item);
-  score_heads({item, s, blocks, now, nullptr, nullptr, false});
+  score_heads({item, s, blocks, now, nullptr, nullptr, false, false});
   for (int64_t i = 0; item.cap_log2 != 0 && i < item.states(); ++i) {
     (void)admit_row(s.weights + i * tile_keys, ~uint64_t{0}, item.cap_log2, 0);
   }
   return any;
 }
 
-const kernel body = {this_target, &prepare, &split, &score, &fold};
+void unpack(const kvc_kv& kv, bool keys, int32_t id, int32_t head, float* to) {
+  const int32_t rows = keys ? kv.dim_k : kv.block, columns = keys ? kv.block : kv.dim_v;
+  unpack_any(code_cell(kv, keys, id, head), {0, rows, 0, columns}, {to, columns});
+}
+
+const kernel body = {this_target, &prepare, &split, &score, &fold, &unpack};
 
 #endif
 }  // namespace kvcache::detail::HWY_NAMESPACE

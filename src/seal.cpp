@@ -157,4 +157,41 @@ void copy_codes(const kvc_kv& kv, const kvc_command& c) noexcept {
   }
 }
 
+namespace {
+
+/// K or V of one head of a block.
+void unpack_side(const kernel& body, const side& s, int32_t id, int32_t head, float* to) noexcept {
+  if (to == nullptr) return;
+  if (s.coded()) return body.unpack(s.kv, s.keys, id, head, to);
+  const kvc_plane& p = s.plane();
+  for (int32_t t = 0; t < s.kv.block; ++t) {
+    const std::byte* from = cell(p, id, head, t);
+    for (int32_t d = 0; d < s.dim(); ++d) {
+      to[s.keys ? d * s.kv.block + t : t * s.dim() + d] = load(from + d * p.dim_stride, p.type);
+    }
+  }
+}
+
+}  // namespace
+
 }  // namespace kvcache::detail
+
+using namespace kvcache::detail;
+
+kvc_status kvc_cpu_unpack(const kvc_kv* kv, const int32_t* ids, int32_t n, int32_t head, float* k,
+                          int64_t k_stride, float* v, int64_t v_stride, int32_t target, kvc_error* error) {
+  KVC_TRY(check_kv(kv, true, error));
+  if (n < 0 || (ids == nullptr && n > 0)) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_N, n);
+  if (head < 0 || head >= kv->kv_heads) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KV_HEADS, head);
+  if (v != nullptr && kv->v.data == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_V);
+  const kernel* body = find_kernel(target);
+  if (body == nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TARGET, target);
+  for (int32_t i = 0; i < n; ++i) {
+    if (ids[i] < 0 || ids[i] >= kv->blocks) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_BLOCKS, ids[i], i);
+  }
+  for (int32_t i = 0; i < n; ++i) {
+    unpack_side(*body, {*kv, true}, ids[i], head, k != nullptr ? k + i * k_stride : nullptr);
+    unpack_side(*body, {*kv, false}, ids[i], head, v != nullptr ? v + i * v_stride : nullptr);
+  }
+  return KVC_OK;
+}

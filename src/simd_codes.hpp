@@ -125,18 +125,22 @@ struct unpacked {
   int64_t stride;  ///< elements
 };
 
-/// Scales and minima as floats, `count` of them from the `first` on: 16 at a time, the last ones alone.
+/// Scales and minima as floats, `count` of them from the `first` on.
 HWY_INLINE void widen_scales(const code_cell& c, int64_t first, int32_t count, float* HWY_RESTRICT scale,
                              float* HWY_RESTRICT zero) {
-  const tag_8 d;
+  const tag_f d;
   const float up = c.type == KVC_E4M3 ? 256.0f : 1.0f, even = c.even_zero(1.0f);
+  const auto* from = reinterpret_cast<const f16*>(c.scale) + first;
+  const auto* least = reinterpret_cast<const f16*>(c.zero) + (c.zero != nullptr ? first : 0);
   int32_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const auto s = load_as(d, reinterpret_cast<const f16*>(c.scale) + first + i);
-    const auto z = c.zero != nullptr ? load_as(d, reinterpret_cast<const f16*>(c.zero) + first + i)
-                                     : hn::Mul(s, hn::Set(d, even));
+  for (; c.zero != nullptr && i + lanes <= count; i += lanes) {
+    hn::StoreU(load_as(d, from + i), d, scale + i);
+    hn::StoreU(load_as(d, least + i), d, zero + i);
+  }
+  for (; c.zero == nullptr && i + lanes <= count; i += lanes) {
+    const auto s = load_as(d, from + i);
     hn::StoreU(hn::Mul(s, hn::Set(d, up)), d, scale + i);
-    hn::StoreU(z, d, zero + i);
+    hn::StoreU(hn::Mul(s, hn::Set(d, even)), d, zero + i);
   }
   for (; i < count; ++i) {
     const float s = to_float(read<f16>(c.scale + 2 * (first + i)));
@@ -162,30 +166,95 @@ struct cell_part {
   int32_t row, rows, column, columns;
 };
 
-/// Scales that change along the row, or never.
+/// One row whose scales change every `group` columns, all vectors of a run of 32 having the same.
+template <int Type>
+HWY_INLINE void unpack_row(const std::byte* codes, const float* scale, const float* zero, int32_t group,
+                           int32_t n, float* to) {
+  constexpr int32_t bytes = 4 * code_bits(static_cast<code>(Type));
+  const tag_f d;
+  for (int32_t left = n; left > 0; ++scale, ++zero) {
+    const auto s = hn::Set(d, *scale), z = hn::Set(d, *zero);
+    int32_t here = std::min(left, group);
+    left -= here;
+    for (; here >= row_codes; here -= row_codes, codes += bytes, to += row_codes) {
+      vec_f x[code_vectors];
+      load_code_floats<Type>(codes, x);
+      for (int i = 0; i < code_vectors; ++i) hn::StoreU(hn::MulAdd(x[i], s, z), d, to + i * lanes);
+    }
+    if (here == 0) continue;
+    vec_f x[code_vectors];
+    load_code_floats<Type>(codes, x);
+    for (int i = 0; i < code_vectors; ++i) x[i] = hn::MulAdd(x[i], s, z);
+    store_columns(x, here, to);
+  }
+}
+
+/// The same with several scales in a run of 32.
+template <int Type>
+HWY_INLINE void unpack_fine_row(const std::byte* codes, const float* scale, const float* zero,
+                                const code_cell& c, int32_t n, float* to) {
+  const tag_f d;
+  for (int32_t col = 0; col < n; col += row_codes) {
+    vec_f x[code_vectors];
+    load_code_floats<Type>(codes + col / row_codes * 4 * code_bits(static_cast<code>(Type)), x);
+    for (int i = 0; i < code_vectors; ++i) {
+      const int32_t at = std::min((col + i * lanes) / c.group, c.groups - 1);
+      x[i] = hn::MulAdd(x[i], hn::Set(d, scale[at]), hn::Set(d, zero[at]));
+    }
+    store_columns(x, n - col, to + col);
+  }
+}
+
+/// Rows with one scale each, or with one for all (`each` 0), of N runs of 32 columns.
+template <int Type, int N>
+HWY_INLINE void unpack_plain(const std::byte* HWY_RESTRICT codes, int64_t stride,
+                             const float* HWY_RESTRICT scale, const float* HWY_RESTRICT zero, int32_t each,
+                             int32_t rows, float* HWY_RESTRICT to, int64_t to_stride) {
+  const tag_f d;
+  for (; rows > 0; --rows, codes += stride, scale += each, zero += each, to += to_stride) {
+    const auto s = hn::Set(d, *scale), z = hn::Set(d, *zero);
+    for (int c = 0; c < N; ++c) {
+      vec_f x[code_vectors];
+      load_code_floats<Type>(codes + c * 4 * code_bits(static_cast<code>(Type)), x);
+      for (int i = 0; i < code_vectors; ++i) {
+        hn::StoreU(hn::MulAdd(x[i], s, z), d, to + c * row_codes + i * lanes);
+      }
+    }
+  }
+}
+
+/// Scales that change along the row, or never. Whole rows, or, of K, a tile's slots of them.
 template <int Type>
 HWY_INLINE void unpack_along(const code_cell& c, const cell_part& p, const unpacked& to) {
   constexpr int32_t most = 512;
-  const tag_f d;
   float scale[most], zero[most];
   const bool one = c.kind == KVC_SCALE_HEAD || c.kind == KVC_SCALE_TENSOR;
   if (one) widen_scales(c, 0, 1, scale, zero);
-  const int32_t each = one ? 0 : c.groups, group = one ? INT32_MAX : c.group;
-  const int32_t at_once = one ? p.rows : most / c.groups;
+  const int32_t each = one ? 0 : c.groups, at_once = one ? p.rows : most / c.groups;
+  const bool coarse = one || c.groups == 1 || c.group % row_codes == 0;
+  const int32_t group = one || c.groups == 1 ? INT32_MAX : c.group;
+  const int32_t skip = p.column / row_codes * 4 * code_bits(static_cast<code>(Type));
   for (int32_t first = 0; first < p.rows; first += at_once) {
     const int32_t n = std::min(at_once, p.rows - first);
     if (!one) widen_scales(c, int64_t{p.row + first} * each, n * each, scale, zero);
+    if (each <= 1 && (p.columns == 2 * row_codes || p.columns == 4 * row_codes)) {
+      const std::byte* codes = c.codes + (p.row + first) * c.row + skip;
+      float* rows = to.rows + first * to.stride;
+      if (p.columns == 2 * row_codes) {
+        unpack_plain<Type, 2>(codes, c.row, scale, zero, each, n, rows, to.stride);
+      } else {
+        unpack_plain<Type, 4>(codes, c.row, scale, zero, each, n, rows, to.stride);
+      }
+      continue;
+    }
     for (int32_t r = 0; r < n; ++r) {
-      const std::byte* codes = c.codes + (p.row + first + r) * c.row;
+      const std::byte* codes = c.codes + (p.row + first + r) * c.row + skip;
+      const int32_t at = r * each + (each > 1 ? p.column / c.group : 0);
       float* row = to.rows + (first + r) * to.stride;
-      for (int32_t col = p.column; col < p.column + p.columns; col += row_codes) {
-        vec_f x[code_vectors];
-        load_code_floats<Type>(codes + col / row_codes * 4 * code_bits(static_cast<code>(Type)), x);
-        for (int i = 0; i < code_vectors; ++i) {
-          const int32_t at = r * each + std::min((col + i * lanes) / group, std::max(each - 1, 0));
-          x[i] = hn::MulAdd(x[i], hn::Set(d, scale[at]), hn::Set(d, zero[at]));
-        }
-        store_columns(x, p.column + p.columns - col, row + col - p.column);
+      if (coarse) {
+        unpack_row<Type>(codes, scale + at, zero + at, group, p.columns, row);
+      } else {
+        unpack_fine_row<Type>(codes, scale + at, zero + at, c, p.columns, row);
       }
     }
   }

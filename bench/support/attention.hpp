@@ -26,7 +26,8 @@ struct shape {
   int32_t dim = 128, group = 4, length = 4096, threads = 1, rows = 1, block = 16;
   kvcache::k_order order = kvcache::k_order::transposed;
   int32_t target = KVC_TARGET_BEST;
-  bool aimed = true;  ///< has a target
+  bool aimed = true;                           ///< has a target
+  const kvcache::kv_format* format = nullptr;  ///< of sealed blocks, null = as written; lives for ever
 
   bool decode() const { return rows == 1; }
   int32_t q_heads() const { return kv_heads * group; }
@@ -41,6 +42,10 @@ class memory {
     c.order = s.order;
     c.block_size = s.block;
     c.blocks = s.length / s.block;
+    if (s.format != nullptr) {
+      c.formats = {s.format, 1};
+      c.open_blocks = 1;
+    }
     const int64_t layer = kvcache::host_planes::size_of(c).count;
     const int64_t least = !s.decode() ? 1 : quick() ? int64_t{64} << 20 : int64_t{400} << 20;
     c.shape.layers = int32_t(std::max<int64_t>(1, (least + layer - 1) / layer));
@@ -48,6 +53,7 @@ class memory {
     if (!made) return;
     planes = std::move(*made);
     fill();
+    if (s.format != nullptr) fill_scales();
     table.resize(size_t(c.blocks));
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), std::mt19937(1));
@@ -72,7 +78,8 @@ class memory {
  private:
   bool fits(const shape& s) const {
     return s.type == shape_.type && s.dim == shape_.dim && s.length == shape_.length &&
-           s.block == shape_.block && s.order == shape_.order && s.decode() == shape_.decode();
+           s.block == shape_.block && s.order == shape_.order && s.decode() == shape_.decode() &&
+           s.format == shape_.format;
   }
   void fill() {
     std::mt19937 random(1);
@@ -89,6 +96,28 @@ class memory {
     for (size_t i = 0; i < bytes(); i += some.size()) {
       std::memcpy(to + i, some.data(), std::min(some.size(), bytes() - i));
     }
+  }
+  /// Steps of some hundredths and minima around -1, as ordinary keys and values have.
+  void fill_scales() {
+    for (const kvc_kv& kv : planes.layers()) {
+      for (const kvc_plane* p : {&kv.k, &kv.v}) {
+        const bool keys = p == &kv.k;
+        const kvcache::side_format& side = keys ? shape_.format->k : shape_.format->v;
+        const int32_t count = kvcache::scales_of_cell(side, kv.block, shape_.dim);
+        for (int64_t cell = 0; cell < int64_t{kv.blocks} * kv_heads; ++cell) {
+          const int64_t at = cell / kv_heads * p->scale_block_stride + cell % kv_heads * p->scale_head_stride;
+          for (int32_t i = 0; i < count; ++i) {
+            const float step = 2.0f / float(1 << kvcache::code_bits(side.codes));
+            put_f16(p->scale, at + 2 * i, step * (1 + float(i % 7) / 16));
+            if (p->zero != nullptr) put_f16(p->zero, at + 2 * i, -1 - float(i % 5) / 16);
+          }
+        }
+      }
+    }
+  }
+  static void put_f16(void* to, int64_t at, float x) {
+    const uint16_t h = kvcache::to_f16(x).bits;
+    std::memcpy(static_cast<std::byte*>(to) + at, &h, 2);
   }
   shape shape_;
 };
@@ -181,7 +210,7 @@ class caller {
   bool ready_ = false;
 };
 
-/// "f32/D64/G3".
+/// "f32/D64/G3", for packed blocks without the type.
 inline std::string text_of(const shape& s) {
   const char* types[] = {"f32", "f16", "bf16"};
   std::string text = types[int(s.type)];

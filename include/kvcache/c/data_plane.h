@@ -253,6 +253,14 @@ KVC_API kvc_status kvc_cpu_rope_table(const kvc_rope* rope, int32_t positions, f
 /// Runs a list of commands, stage by stage, after every id in it has been checked.
 KVC_API kvc_status kvc_cpu_run(const kvc_run* run, const kvc_executor* executor, kvc_error* error);
 
+/// The values of one kv head of `n` sealed blocks as kernels compute with them: K as [dim_k][block], V as
+/// [block][dim_v], those of block ids[i] at k + i * k_stride (elements). k or v may be NULL. For tests, for
+/// scores of a caller's own, and to read a block back; attention does not need it. Fails: KVC_BAD_ARGUMENT,
+/// KVC_UNSUPPORTED. Cost: one pass over codes and values.
+KVC_API kvc_status kvc_cpu_unpack(const kvc_kv* kv, const int32_t* ids, int32_t n, int32_t head, float* k,
+                                  int64_t k_stride, float* v, int64_t v_stride, int32_t target,
+                                  kvc_error* error);
+
 /// Fingerprint of a layer's memory layout: version in the top byte, then geometry, types and strides.
 /// Equal layouts and only those may exchange raw blocks.
 KVC_API uint64_t kvc_layout(const kvc_kv* kv);
