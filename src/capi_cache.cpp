@@ -36,7 +36,6 @@ kvc_status convert_group(const kvc_group_config& in, int64_t index, group_config
     return fail(error, s, field, value, index);
   };
   if (in.struct_size != sizeof in) return refuse(KVC_ABI, KVC_FIELD_GROUPS, in.struct_size);
-  if (in.reserved != 0) return refuse(KVC_BAD_ARGUMENT, KVC_FIELD_RESERVED, in.reserved);
   // Checked here because the enumeration is one byte wide.
   if (in.type < 0 || in.type > KVC_BF16) return refuse(KVC_BAD_ARGUMENT, KVC_FIELD_TYPE, in.type);
   out.shape = {.layers = in.layers,
@@ -53,7 +52,10 @@ kvc_status convert_group(const kvc_group_config& in, int64_t index, group_config
                 .open_block = {in.format.open_block},
                 .residual = in.format.residual,
                 .lossy = in.format.lossy != 0,
-                .fingerprint = in.format.fingerprint};
+                .fingerprint = in.format.fingerprint,
+                .deferred = in.format.deferred != 0,
+                .exempt = in.format.exempt};
+  out.first_only = in.first_only != 0;
   return KVC_OK;
 }
 
@@ -121,6 +123,7 @@ kvc_status convert(const kvc_cache_config* in, host_config& out, kvc_error* erro
   KVC_TRY(check_struct(in, KVC_FIELD_CONFIG, error));
   KVC_TRY(need(in->n_groups >= 1 && in->n_groups <= max_groups, KVC_FIELD_GROUPS, error, in->n_groups));
   KVC_TRY(need(in->groups != nullptr, KVC_FIELD_GROUPS, error));
+  KVC_TRY(need(in->reserved == 0, KVC_FIELD_RESERVED, error, in->reserved));
   KVC_TRY(need(in->max_gathers >= -1, KVC_FIELD_MAX_GATHERS, error, in->max_gathers));
   for (int32_t g = 0; g < in->n_groups; ++g) KVC_TRY(convert_group(in->groups[g], g, out.group[g], error));
   KVC_TRY(convert_policy(in->eviction, out.policy, error));
@@ -136,6 +139,7 @@ kvc_status convert(const kvc_cache_config* in, host_config& out, kvc_error* erro
   if (in->max_scopes != 0) c.max_scopes = in->max_scopes;
   c.max_events = in->max_events;
   c.max_commands = in->max_commands;
+  if (in->max_step_tokens != 0) c.max_step_tokens = in->max_step_tokens;
   if (in->max_gathers != 0) c.max_gathers = std::max(in->max_gathers, 0);
   if (accounts) c.account_limits = {in->account_limits, static_cast<size_t>(in->n_accounts)};
   return KVC_OK;
@@ -164,6 +168,8 @@ void describe(const geometry& geo, kvc_geometry& out) noexcept {
                     x.per_unit,
                     x.columns,
                     x.format.lossy ? 1 : 0,
+                    x.format.deferred ? 1 : 0,
+                    x.first_only ? 1 : 0,
                     block_bytes(x.shape, x.block_size, x.format).count,
                     open_block_bytes(x.shape, x.block_size, x.format).count,
                     x.memory().count};
@@ -211,6 +217,17 @@ kvc_status kvc_cache_commands(kvc_cache cache, const kvc_command** commands, int
   KVC_TRY(need(n != nullptr, KVC_FIELD_N, error));
   const auto list = h->cache.commands().view();
   *commands = list.data();
+  *n = static_cast<int32_t>(list.size());
+  return KVC_OK;
+}
+
+kvc_status kvc_cache_seals(kvc_cache cache, const kvc_command** seals, int32_t* n, kvc_error* error) {
+  host_cache* h = nullptr;
+  KVC_TRY(find(cache, h, error));
+  KVC_TRY(need(seals != nullptr, KVC_FIELD_SEALS, error));
+  KVC_TRY(need(n != nullptr, KVC_FIELD_N, error));
+  const auto list = h->cache.seals();
+  *seals = list.data();
   *n = static_cast<int32_t>(list.size());
   return KVC_OK;
 }

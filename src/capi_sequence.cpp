@@ -253,6 +253,19 @@ kvc_status kvc_get_lengths(kvc_cache cache, kvc_sequence sequence, kvc_lengths* 
   return KVC_OK;
 }
 
+kvc_status kvc_sealed_at(kvc_cache cache, kvc_sequence sequence, int32_t group, int32_t tokens,
+                         int32_t* sealed, kvc_error* error) {
+  host_cache* h = nullptr;
+  host_sequence* s = nullptr;
+  KVC_TRY(find(cache, h, error));
+  KVC_TRY(find(*h, sequence, s, error));
+  KVC_TRY(need(group >= 0 && group < h->cache.shape().groups, KVC_FIELD_GROUP, error, group));
+  KVC_TRY(need(tokens >= 0 && tokens <= s->held(), KVC_FIELD_TOKENS, error, tokens));
+  KVC_TRY(need(sealed != nullptr, KVC_FIELD_SEALED, error));
+  *sealed = s->sealed_at(tokens, group);
+  return KVC_OK;
+}
+
 kvc_status kvc_table(kvc_cache cache, kvc_sequence sequence, int32_t group, const int32_t** ids, int32_t* n,
                      kvc_error* error) {
   return view_table(cache, sequence, group, false, ids, n, error);

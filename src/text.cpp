@@ -180,6 +180,13 @@ const char* kvc_field_text(int32_t field) {
                                           "exempt_table",
                                           "hadamard",
                                           "row_sealed",
+                                          "format.deferred",
+                                          "format.exempt",
+                                          "first_only",
+                                          "max_step_tokens",
+                                          "seals",
+                                          "exempt_group",
+                                          "exempt_slot",
                                           "other"};
   static_assert(sizeof(names) / sizeof(names[0]) == KVC_FIELD_COUNT_);
   return field >= 0 && field < KVC_FIELD_COUNT_ ? names[field] : "unknown field";

@@ -7,6 +7,9 @@
 //     │ cached prefix     │ drafts: accept                                        │ full units become
 //     └ shared, pinned    └ copy on write where shared                            └ prefixes for others
 //
+// With a lossy format a step also packs: in every layer run seals() after its append and before its
+// attention.
+//
 // One owner thread calls everything here; any thread may read board().
 #include <memory>
 #include <new>
@@ -19,6 +22,7 @@
 #include "kvcache/cache/lifecycle.hpp"
 #include "kvcache/cache/publish.hpp"
 #include "kvcache/cache/retain.hpp"
+#include "kvcache/cache/sealing.hpp"
 #include "kvcache/evict/any_eviction.hpp"
 #include "kvcache/evict/lru.hpp"
 #include "kvcache/prefix/radix_tree.hpp"
@@ -63,28 +67,35 @@ class basic_sequence {
   }
   ~basic_sequence() { (void)close(); }
 
-  /// Hands out slots for `n` more tokens. With `draft` they must be accepted before they seal or are
-  /// committed; with a lossy format a draft stops before the next seal. Returns how many slots were handed
-  /// out. Cost: O(blocks added). Fails: out_of_blocks, over_quota, too_long, busy (drafts outstanding, or
-  /// commands to be run first).
+  /// Hands out slots for `n` more tokens, and queues the seals that they make due (`basic_cache::seals`).
+  /// With `draft` they must be accepted before they are committed; with a lossy format, unless it is
+  /// deferred, a draft stops before the next seal. Returns how many slots were handed out. Cost: O(blocks
+  /// added). Fails: out_of_blocks ("open": lossy formats, more new tokens than a step may have), over_quota,
+  /// too_long, busy (drafts outstanding, or commands to be run first).
   result<int32_t> extend(int32_t n, bool draft = false) noexcept {
     return live() ? detail::extend(*core_, place_, n, draft) : result<int32_t>(errc::stale_handle);
   }
-  /// Keeps the first `n` draft tokens, rolls the others back, and settles. Fails: bad_argument, busy.
+  /// Keeps the first `n` draft tokens and rolls the others back. Fails: bad_argument.
   status accept(int32_t n) noexcept {
     return live() ? detail::accept(*core_, place_, n) : status(errc::stale_handle);
   }
-  /// After the step that wrote them: queues the packing of blocks that are final (lossy formats). Fails:
-  /// busy.
+  /// After the step that wrote them: queues the packing of blocks that are final, for formats whose seals are
+  /// deferred; others have nothing to settle. What is computed after the first seal is not indexed: one
+  /// longer prompt would have read its text exactly. Fails: busy.
   status settle() noexcept { return live() ? detail::settle(*core_, place_) : status(errc::stale_handle); }
-  /// Shortens to `n` tokens, or below: a packed block cannot be reopened. Returns the length reached; the
-  /// engine recomputes from there. Drafts are dropped first. Fails: bad_argument.
+  /// Shortens to `n` tokens, or below: a packed block cannot be reopened, once the step that sealed it has
+  /// ended. Returns the length reached; the engine recomputes from there. Drafts are dropped first. With a
+  /// residual above 1 what is computed afterwards may not be indexed, see commit. Fails: bad_argument.
   result<int32_t> truncate(int32_t n) noexcept {
     return live() ? detail::truncate(*core_, place_, n) : result<int32_t>(errc::stale_handle);
   }
   /// Makes full units of `text` (all tokens of the sequence, from the first) available to others. Only what
   /// the data plane has already computed may be given. Returns the tokens indexed so far; fewer when the
-  /// index is full. Fails: bad_argument when `text` is not the text committed before. Cost: O(new tokens).
+  /// index is full. With a lossy format whole packed units only, and only what a run without any cached
+  /// prefix would have computed alike: with a residual above 1 (or deferred seals) that ends at the prefix
+  /// that open found, or where truncate cut into packed blocks, as the queries after it read packed what such
+  /// a run reads exactly. Fails: bad_argument when `text` is not the text committed before. Cost: O(new
+  /// tokens).
   result<int32_t> commit(std::span<const token_id> text) noexcept {
     return live() ? detail::commit(*core_, place_, text) : result<int32_t>(errc::stale_handle);
   }
@@ -144,13 +155,19 @@ class basic_sequence {
   int32_t dropped() const noexcept { return live() ? state().dropped : 0; }
   /// Tokens of the prompt found in the cache by open.
   int32_t reused() const noexcept { return live() ? state().reused : 0; }
-  /// Leading tokens read from packed blocks (lossy formats).
+  /// Leading tokens that the query of the last token reads from packed blocks (lossy formats).
   int32_t sealed(int32_t group = 0) const noexcept { return live() ? state().sealed[group] : 0; }
+  /// The same for the query which is the `tokens`-th token of the sequence: what kvc_batch::row_sealed wants
+  /// of each row of this step. Requires: `tokens` above the length that the step began with.
+  int32_t sealed_at(int32_t tokens, int32_t group = 0) const noexcept {
+    return live() ? detail::sealed_at(*core_, place_, tokens, group) : 0;
+  }
   /// Block ids in token order. Valid until the next verb on any sequence of the cache.
   std::span<const block_id> table(int32_t group = 0) const noexcept {
     return live() ? core_->seqs.table(place_, group) : std::span<const block_id>{};
   }
-  /// Open blocks, in the columns of table(); empty for a lossless format.
+  /// Open blocks, in the columns of table(), no_block where there is none any more; empty for a lossless
+  /// format. What this step seals keeps its open block until end_step.
   std::span<const block_id> open_table(int32_t group = 0) const noexcept {
     return live() ? core_->seqs.open_table(place_, group) : std::span<const block_id>{};
   }
@@ -225,14 +242,18 @@ class basic_cache {
   /// demand. Returns how many went: fewer when the rest is held. Cost: O(1) each for lru, O(log) otherwise.
   int32_t evict(int32_t n) noexcept { return detail::evict(*core_, n); }
 
-  /// Commands queued since the last end_step, to be run before the step's appends.
+  /// Commands queued since the last end_step, to be run over all layers before the step's appends.
   const command_list& commands() const noexcept { return core_->commands; }
+  /// The packing of blocks that this step makes final (KVC_OP_SEAL, all of stage 0): to be run in every layer
+  /// between its append and its attention. Valid until the next verb. Memory: room for every open block, so
+  /// it is never full.
+  std::span<const kvc_command> seals() const noexcept { return core_->pool.seals().view(); }
   /// What the prefix index did since the last end_step, in order (`cache_config::max_events`).
   std::span<const kvc_event> events() const noexcept { return core_->tree.events().view(); }
   /// Tokens of a stored node.
   std::span<const token_id> tokens(node_id r) const noexcept { return core_->tree.tree().tokens(r); }
-  /// The commands have been handed to the data plane: forgets them and the events, and publishes the
-  /// counters.
+  /// The commands and seals have been handed to the data plane: forgets them and the events, gives the open
+  /// blocks back that were sealed, and publishes the counters. Cost: O(commands + blocks sealed).
   void end_step() noexcept {
     core_->end_step();
     board_->publish(count());

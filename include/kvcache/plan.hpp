@@ -13,11 +13,12 @@
 namespace kvcache {
 
 /// Bytes stored for one token over all groups, in sealed blocks. Exact where a block's bytes divide by its
-/// tokens; else rounded up.
+/// tokens; else rounded up. Groups of first tokens do not count: theirs do not grow with the text.
 constexpr bytes bytes_per_token(const geometry& geo) noexcept {
   bytes sum{};
   for (int32_t g = 0; g < geo.groups; ++g) {
     const group_geometry& x = geo.group[g];
+    if (x.first_only) continue;
     sum = sum + bytes{ceil_div(block_bytes(x.shape, x.block_size, x.format).count, int64_t{x.block_size})};
   }
   return sum;
@@ -26,7 +27,7 @@ constexpr bytes bytes_per_token(const geometry& geo) noexcept {
 /// Blocks that one unshared sequence of `tokens` takes in group `g`: what `extend` hands out.
 constexpr int32_t blocks_for(const geometry& geo, int32_t g, int32_t tokens) noexcept {
   const group_geometry& x = geo.group[g];
-  return tokens == 0 ? 0 : std::max(ceil_div(tokens, x.block_size), x.reserve_blocks);
+  return tokens == 0 ? 0 : std::max(ceil_div(x.stored(tokens), x.block_size), x.reserve_blocks);
 }
 
 /// Bytes that one unshared sequence of `tokens` holds, whole blocks counted.
@@ -57,7 +58,8 @@ constexpr int32_t max_context(const geometry& geo, int32_t batch) noexcept {
   for (int32_t g = 0; g < geo.groups; ++g) {
     const group_geometry& x = geo.group[g];
     const int32_t each = x.total / batch;
-    if (each < x.reserve_blocks) return 0;
+    if (each < x.reserve_blocks || (x.first_only && each < 1)) return 0;
+    if (x.first_only) continue;
     most = std::min(most, int64_t{each} * x.block_size);
   }
   return static_cast<int32_t>(most);

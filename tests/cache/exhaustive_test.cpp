@@ -42,6 +42,12 @@ class search {
       if (accounts_) add(verb::open, 0, 5, 1, other_account);
     }
     bool unwritten = m_.cache().commands().size() != 0;
+    bool lossy = false;
+    bool deferred = false;
+    for (const group_rule& g : m_.model().bounds().groups) {
+      lossy |= g.lossy;
+      deferred |= g.deferred;
+    }
     for (int32_t s = 0; s < 2; ++s) {
       const auto& q = m_.model().at(s);
       if (!q.live) continue;
@@ -58,12 +64,14 @@ class search {
       if (q.held() > 0) add(verb::truncate, s, q.held() - 1, 0);
       if (q.held() > 1) add(verb::truncate, s, 1, 0);
       add(verb::commit, s, 0, 0);
-      if (m_.model().bounds().groups[0].lossy) add(verb::settle, s, 0, 0);
+      if (deferred) add(verb::settle, s, 0, 0);
       add(verb::fork, s, 0, 0);
       if (m_.model().at(1 - s).live) add(verb::assign, s, 0, 0);
       add(verb::close, s, 0, 0);
     }
-    if (unwritten) add(verb::step, 0, 0, 0);
+    if (unwritten || m_.unfinished()) add(verb::step, 0, 0, 0);
+    if (unwritten && lossy) add(verb::run, 0, 0, 0);
+    if (lossy) add(verb::evict, 0, 1, 0);
     return out;
   }
 
@@ -73,6 +81,8 @@ class search {
     for (const int32_t x : key_) d.add(static_cast<uint64_t>(x));
     for (int32_t s = 0; s < 2; ++s) d.add(static_cast<uint64_t>(m_.model().at(s).written));
     d.add(static_cast<uint64_t>(m_.cache().commands().size()));
+    d.add(static_cast<uint64_t>(m_.cache().seals().size()));
+    d.add(m_.unfinished());
     const auto [place, fresh] = seen_.try_emplace(d.value, depth);
     if (fresh || place->second < depth) {
       place->second = depth;

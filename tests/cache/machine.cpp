@@ -63,7 +63,10 @@ cache_config config_of(const rules& r, std::vector<group_config>& groups) {
     c.block_size = g.block_size;
     c.total = {g.total};
     c.open = {g.open};
-    if (g.lossy) c.format = {.residual = g.residual, .lossy = true, .fingerprint = 7};
+    if (g.lossy) {
+      c.format = {.residual = g.residual, .lossy = true, .fingerprint = 7, .deferred = g.deferred};
+    }
+    c.first_only = g.first_only;
     groups.push_back(c);
   }
   cache_config c;

@@ -53,8 +53,10 @@ class machine {
 
   /// Makes the call. Returns what is wrong, or nothing.
   std::string apply(const operation& o);
-  /// Runs the commands, stores what was extended, ends the step.
+  /// Runs the commands, stores what was extended, packs, reads, ends the step.
   std::string step();
+  /// All but the last of these.
+  std::string run();
   void close_all() {
     for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
       if (model_.at(s).live) (void)apply({.what = verb::close, .s = s});
@@ -77,6 +79,8 @@ class machine {
     texts_ = {};
     for (auto& p : plan_) p.clear();
   }
+  /// Whether the step was run and has not ended.
+  bool unfinished() const { return ran_; }
   const std::string& created() const { return why_; }
   cache_type& cache() { return cache_; }
   oracle& model() { return model_; }
@@ -97,6 +101,7 @@ class machine {
     oracle model;
     mock_plane plane;
     std::vector<std::vector<token_id>> plan;
+    bool ran = false;
   };
   checkpoint save() const;
   void restore(const checkpoint& c);
@@ -123,6 +128,9 @@ class machine {
   }
   bool pending(int32_t s) const { return model_.at(s).written < model_.at(s).held(); }
   bool needs_written(const operation& o) const;
+  static bool queues(verb v) {
+    return v == verb::extend || v == verb::draft || v == verb::settle || v == verb::reset;
+  }
   std::vector<token_id> prompt_of(const operation& o) const;
   std::vector<token_id> continuation(const operation& o) const;
   answer call(const operation& o);
@@ -132,13 +140,17 @@ class machine {
   answer peek(const operation& o);
   answer reset(const operation& o);
   int32_t draft_target(const operation& o) const { return o.pick % 16 == 0 ? -1 : o.n; }
-  std::string write(int32_t s);
-  std::string reads(int32_t s);
+  std::string append(int32_t s);
+  std::string attend(int32_t s, int32_t first);
+  bool owned(int32_t s, int32_t g, bool open, block_id b);
+  bool holds(int32_t s, int32_t g, int32_t t, bool packed);
+  std::string read(int32_t s, int32_t first);
   std::string nodes_hold_their_text();
   std::string compare();
   std::string compare_sequence(int32_t s);
   std::string compare_nodes();
   std::string compare_events();
+  std::string compare_seals();
   bool same_block(int32_t g, bool open, int32_t name, block_id b);
 
   std::array<uint64_t, 5> counters() const {
@@ -157,6 +169,7 @@ class machine {
   memory_image image_;
   std::array<uint64_t, 5> past_{};
   int64_t injected_ = 0;
+  bool ran_ = false;  // the step was run and has not ended
   std::string why_;
   std::vector<token_id> scratch_;
   std::vector<int32_t> name_of_[2 * max_groups];  // [space][block id] in this comparison
@@ -253,6 +266,7 @@ answer machine<Traits>::reset(const operation& o) {
   for (size_t i = 0; i < past_.size(); ++i) past_[i] += before[i];
   if (model_.live() != 0) why_ = "reset succeeds beside live sequences";
   model_ = oracle(model_.bounds());
+  ran_ = false;
   watch(std::move(arrays));
   injected_ = 0;
   return got;
@@ -287,6 +301,8 @@ answer machine<Traits>::call(const operation& o) {
       return from(h.assign(at(o.other)));
     case verb::close:
       return from(h.close());
+    case verb::evict:
+      return {errc::ok, cache_.evict(o.n % 3)};
     default:
       return {};
   }
@@ -316,6 +332,8 @@ answer machine<Traits>::call_model(const operation& o) {
       return model_.assign(o.s, o.other);
     case verb::close:
       return model_.close(o.s);
+    case verb::evict:
+      return {errc::ok, model_.evict(o.n % 3)};
     default:
       return {};
   }
@@ -377,9 +395,13 @@ answer machine<Traits>::call_both(const operation& o) {
 template <class Traits>
 std::string machine<Traits>::apply(const operation& o) {
   if (needs_written(o)) {
+    if (std::string wrong = o.pick % 4 == 0 ? run() : step(); !wrong.empty()) return wrong;
+  }
+  if (ran_ && (o.what == verb::run || queues(o.what))) {
     if (std::string wrong = step(); !wrong.empty()) return wrong;
   }
   if (o.what == verb::step) return step();
+  if (o.what == verb::run) return run();
   why_.clear();
   const uint64_t violations = contract_violations();
   image_.save();
@@ -391,6 +413,8 @@ std::string machine<Traits>::apply(const operation& o) {
     got = reset(o);
   } else if (o.what == verb::peek) {
     got = peek(o);
+  } else if (o.what == verb::evict) {
+    got = call_both(o);
   } else if (!at(o.s).live() || (o.what == verb::assign && !at(o.other).live())) {
     got = call(o);
     if (got.code != errc::stale_handle) why_ = "a closed handle does not answer stale_handle";
@@ -407,7 +431,7 @@ std::string machine<Traits>::apply(const operation& o) {
 
 template <class Traits>
 typename machine<Traits>::checkpoint machine<Traits>::save() const {
-  checkpoint c{{}, {}, model_, plane_, plan_};
+  checkpoint c{{}, {}, model_, plane_, plan_, ran_};
   image_.save(c.memory);
   // A handle is a pointer and two numbers; copying its bytes lets a search go back to where it was.
   c.handles.resize(handle_.size() * sizeof(handle));
@@ -422,6 +446,7 @@ void machine<Traits>::restore(const checkpoint& c) {
   model_ = c.model;
   plane_ = c.plane;
   plan_ = c.plan;
+  ran_ = c.ran;
 }
 
 }  // namespace kvcache::test

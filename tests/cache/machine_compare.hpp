@@ -7,22 +7,32 @@ namespace kvcache::test {
 
 // --- data plane ---
 
+// Whether nobody else reads the block.
 template <class Traits>
-std::string machine<Traits>::write(int32_t s) {
+bool machine<Traits>::owned(int32_t s, int32_t g, bool open, block_id b) {
+  const auto& c = core();
+  if (!open) return c.pool.pool(g).shares(b) == 1 && !c.pool.pool(g).indexed(b);
+  for (int32_t i = 0; i < model_.bounds().sequences; ++i) {
+    if (i == s || !at(i).live()) continue;
+    const auto others = at(i).open_table(g);
+    if (std::find(others.begin(), others.end(), b) != others.end()) return false;
+  }
+  return c.pool.open(g).shares(b) > 0;
+}
+
+template <class Traits>
+std::string machine<Traits>::append(int32_t s) {
   auto& q = model_.at(s);
   for (; q.written < q.held(); ++q.written) {
     const int32_t t = q.written;
     for (int32_t g = 0; g < cache_.shape().groups; ++g) {
       const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
-      if (x.lossy && t < at(s).sealed(g)) return "a token is packed before it is written";
+      if (x.stored(t + 1) <= t) continue;
       const auto table = x.lossy ? at(s).open_table(g) : at(s).table(g);
       const auto column = static_cast<size_t>(t / x.block_size);
       if (column >= table.size()) return "a slot that was handed out is not in the table";
-      const auto& c = core();
-      const bool own =
-          x.lossy ? c.pool.open(g).shares(table[column]) == 1 && !c.pool.open(g).indexed(table[column])
-                  : c.pool.pool(g).shares(table[column]) == 1 && !c.pool.pool(g).indexed(table[column]);
-      if (!own) return "a sequence is to write into a block that others read";
+      if (table[column] == no_block) return "a token has no open block to be written to";
+      if (!owned(s, g, x.lossy, table[column])) return "a sequence is to write into a block that others read";
       uint64_t* slot = plane_.slot(g, x.lossy, table[column], t % x.block_size);
       if (slot == nullptr) return "a slot does not exist";
       *slot = q.content[static_cast<size_t>(t)];
@@ -31,21 +41,35 @@ std::string machine<Traits>::write(int32_t s) {
   return {};
 }
 
+// Whether the slot of token t holds it, in its packed or its open form.
 template <class Traits>
-std::string machine<Traits>::reads(int32_t s) {
+bool machine<Traits>::holds(int32_t s, int32_t g, int32_t t, bool packed) {
+  const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
+  const bool open = x.lossy && !packed;
+  const block_id b = (open ? at(s).open_table(g) : at(s).table(g))[static_cast<size_t>(t / x.block_size)];
+  const uint64_t* slot = plane_.slot(g, open, b, t % x.block_size);
+  const uint64_t want = model_.at(s).content[static_cast<size_t>(t)];
+  return slot != nullptr && *slot == (packed ? packed_form(want) : want);
+}
+
+// Every query from token `first` on reads every token before it, in the form that it has to.
+template <class Traits>
+std::string machine<Traits>::read(int32_t s, int32_t first) {
   const auto& q = model_.at(s);
   for (int32_t g = 0; g < cache_.shape().groups; ++g) {
     const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
-    const auto table = at(s).table(g);
-    const auto open = at(s).open_table(g);
-    for (int32_t t = 0; t < q.held(); ++t) {
-      const bool exact = x.lossy && t >= at(s).sealed(g);
-      const block_id b = (exact ? open : table)[static_cast<size_t>(t / x.block_size)];
-      const uint64_t* slot = plane_.slot(g, exact, b, t % x.block_size);
-      if (slot == nullptr || *slot != q.content[static_cast<size_t>(t)]) {
-        return "sequence " + std::to_string(s) + " reads another text at token " + std::to_string(t) +
-               " of group " + std::to_string(g);
+    for (int32_t p = first; p < q.held(); ++p) {
+      if (x.lossy && at(s).sealed_at(p + 1, g) != model_.sealed_at(q, g, p + 1)) {
+        return "query " + std::to_string(p) + " of sequence " + std::to_string(s) + " reads another form";
       }
+    }
+    // A slot does not change during attention: the first query reads most of them open, the last one packed.
+    for (int32_t t = 0; t < x.stored(q.held()); ++t) {
+      const int32_t least = x.lossy ? at(s).sealed_at(std::max(first, t) + 1, g) : 0;
+      const int32_t most = x.lossy ? at(s).sealed_at(q.held(), g) : 0;
+      if ((t < least || holds(s, g, t, false)) && (t >= most || holds(s, g, t, true))) continue;
+      return "sequence " + std::to_string(s) + " reads another text at token " + std::to_string(t) +
+             " of group " + std::to_string(g);
     }
   }
   return {};
@@ -56,11 +80,14 @@ std::string machine<Traits>::nodes_hold_their_text() {
   for (const auto& n : model_.nodes()) {
     if (!n.alive) continue;
     for (int32_t g = 0; g < cache_.shape().groups; ++g) {
-      const int32_t block_size = model_.bounds().groups[static_cast<size_t>(g)].block_size;
+      const auto& x = model_.bounds().groups[static_cast<size_t>(g)];
+      if (x.first_only && n.parent != oracle::absent) continue;
       const auto b = core().tree.blocks_of(node_id{n.id}, g);
-      for (int32_t t = 0; t < model_.bounds().unit(); ++t) {
-        const uint64_t* slot = plane_.slot(g, false, b[static_cast<size_t>(t / block_size)], t % block_size);
-        if (slot == nullptr || *slot != n.content[static_cast<size_t>(t)])
+      for (int32_t t = 0; t < x.stored(model_.bounds().unit()); ++t) {
+        const uint64_t* slot =
+            plane_.slot(g, false, b[static_cast<size_t>(t / x.block_size)], t % x.block_size);
+        const uint64_t want = n.content[static_cast<size_t>(t)];
+        if (slot == nullptr || *slot != (x.lossy ? packed_form(want) : want))
           return "a cached unit holds another text";
       }
     }
@@ -69,20 +96,37 @@ std::string machine<Traits>::nodes_hold_their_text() {
 }
 
 template <class Traits>
-std::string machine<Traits>::step() {
+std::string machine<Traits>::run() {
   if (std::string wrong = plane_.run(cache_.commands()); !wrong.empty()) return wrong;
+  std::vector<int32_t> first;
+  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
+    first.push_back(model_.at(s).written);
+    if (!model_.at(s).live) continue;
+    if (std::string wrong = append(s); !wrong.empty()) return wrong;
+  }
+  if (std::string wrong = plane_.seal(cache_.seals()); !wrong.empty()) return wrong;
   for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
     if (!model_.at(s).live) continue;
-    if (std::string wrong = write(s); !wrong.empty()) return wrong;
+    if (std::string wrong = read(s, first[static_cast<size_t>(s)]); !wrong.empty()) return wrong;
   }
+  ran_ = true;
+  return compare();
+}
+
+template <class Traits>
+std::string machine<Traits>::step() {
+  if (!ran_) {
+    if (std::string wrong = run(); !wrong.empty()) return wrong;
+  }
+  ran_ = false;
   cache_.end_step();
   model_.end_step();
   const stats now = cache_.count();
   const stats seen = cache_.board().read();
   if (std::memcmp(&now, &seen, sizeof now) != 0) return "the board shows other counters";
-  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {
+  for (int32_t s = 0; s < model_.bounds().sequences; ++s) {  // as if their last token were asked once more
     if (!model_.at(s).live) continue;
-    if (std::string wrong = reads(s); !wrong.empty()) return wrong;
+    if (std::string wrong = read(s, std::max(0, model_.at(s).held() - 1)); !wrong.empty()) return wrong;
   }
   if (std::string wrong = nodes_hold_their_text(); !wrong.empty()) return wrong;
   return compare();
@@ -119,7 +163,7 @@ std::string machine<Traits>::compare_sequence(int32_t s) {
   }
   for (int32_t g = 0; g < cache_.shape().groups; ++g) {
     const auto k = static_cast<size_t>(g);
-    if (model_.bounds().groups[k].lossy && h.sealed(g) != q.sealed[k]) return "sealed length";
+    if (h.sealed(g) != q.sealed[k]) return "sealed length";
     const auto table = h.table(g);
     const auto open = h.open_table(g);
     if (table.size() != q.table[k].size() || open.size() != q.open[k].size()) return "table length";
@@ -180,6 +224,22 @@ std::string machine<Traits>::compare_events() {
 }
 
 template <class Traits>
+std::string machine<Traits>::compare_seals() {
+  const auto is = cache_.seals();
+  std::vector<oracle::seal> want = model_.seals();
+  if (is.size() != want.size()) return "number of seals";
+  for (const kvc_command& c : is) {
+    const auto found = std::find_if(want.begin(), want.end(), [&](const oracle::seal& x) {
+      return x.group == c.group && same_block(x.group, false, x.packed, block_id{c.dst}) &&
+             same_block(x.group, true, x.open, block_id{c.src});
+    });
+    if (found == want.end()) return "a seal of other blocks";
+    want.erase(found);
+  }
+  return {};
+}
+
+template <class Traits>
 std::string machine<Traits>::compare() {
   if (const char* broken = cache_.check_invariants(); broken != nullptr)
     return std::string("invariant: ") + broken;
@@ -213,6 +273,7 @@ std::string machine<Traits>::compare() {
     if (std::string wrong = compare_sequence(s); !wrong.empty()) return wrong;
   }
   if (std::string wrong = compare_nodes(); !wrong.empty()) return wrong;
+  if (std::string wrong = compare_seals(); !wrong.empty()) return wrong;
   return compare_events();
 }
 
@@ -237,6 +298,11 @@ uint64_t machine<Traits>::observe() {
   for (const kvc_command& c : cache_.commands().view()) {
     for (const int32_t x :
          {int32_t{c.op}, int32_t{c.group}, int32_t{c.stage}, c.tokens, c.src, c.dst, c.arg}) {
+      d.add(static_cast<uint64_t>(x));
+    }
+  }
+  for (const kvc_command& c : cache_.seals()) {
+    for (const int32_t x : {int32_t{c.op}, int32_t{c.group}, c.tokens, c.src, c.dst}) {
       d.add(static_cast<uint64_t>(x));
     }
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A data plane whose slots hold one number each: the fingerprint of the text up to their token. It runs the
-// commands of a stage in random order, since the stages promise that this may not matter, and refuses a stage
-// whose commands touch each other.
+// A data plane whose slots hold one number each: the fingerprint of the text up to their token, in an open
+// block as it is and in a packed one as packed_form() of it. It runs the commands of a stage in random order,
+// since the stages promise that this may not matter, and refuses a stage whose commands touch each other.
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -32,6 +32,18 @@ class mock_plane {
     const size_t at = index(b) * block_size_[k] + static_cast<size_t>(offset);
     auto& space = space_[2 * k + open];
     return b == no_block || at >= space.size() ? nullptr : &space[at];
+  }
+
+  /// Runs the seals of a step, after its appends. Returns what is wrong with them, or nothing.
+  std::string seal(std::span<const kvc_command> all) {
+    stage_.assign(all.begin(), all.end());
+    if (std::string why = independent(); !why.empty()) return why;
+    std::shuffle(stage_.begin(), stage_.end(), random_);
+    for (const kvc_command& c : stage_) {
+      if (c.op != KVC_OP_SEAL || c.stage != 0) return "the seals hold something else";
+      if (!execute(c)) return "a seal names a slot that does not exist";
+    }
+    return {};
   }
 
   /// Runs a list. Returns what is wrong with it, or nothing.
@@ -78,7 +90,11 @@ class mock_plane {
     uint64_t* from = slot(c.group, source_open(c), block_id{c.src}, 0);
     uint64_t* to = slot(c.group, target_open(c), block_id{c.dst}, 0);
     if (from == nullptr || to == nullptr) return false;
-    std::copy_n(from, c.tokens, to);
+    if (c.op == KVC_OP_SEAL) {
+      std::transform(from, from + c.tokens, to, packed_form);
+    } else {
+      std::copy_n(from, c.tokens, to);
+    }
     return true;
   }
 

@@ -7,12 +7,12 @@ namespace kvcache::test {
 
 namespace {
 
-constexpr std::array<const char*, 13> names = {"open",     "extend", "draft", "accept", "settle",
+constexpr std::array<const char*, 15> names = {"open",     "extend", "draft", "accept", "settle",
                                                "truncate", "commit", "fork",  "assign", "close",
-                                               "step",     "reset",  "peek"};
+                                               "step",     "reset",  "peek",  "evict",  "run"};
 
 // How often each verb comes, out of 64.
-constexpr std::array<int32_t, 13> weights = {9, 14, 3, 4, 5, 4, 8, 4, 3, 4, 3, 1, 2};
+constexpr std::array<int32_t, 15> weights = {9, 14, 4, 4, 3, 4, 8, 4, 3, 3, 2, 1, 1, 1, 3};
 
 verb verb_of(uint8_t byte) {
   int32_t left = byte % 64;

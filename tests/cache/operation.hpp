@@ -22,7 +22,9 @@ enum class verb : uint8_t {
   close,
   step,
   reset,
-  peek
+  peek,
+  evict,
+  run  // the data plane's part of a step: what comes now comes between it and the step's end
 };
 
 struct operation {

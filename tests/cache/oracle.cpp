@@ -9,13 +9,17 @@ namespace kvcache::test {
 
 int32_t rules::unit() const noexcept {
   int32_t u = 1;
-  for (const group_rule& g : groups) u = std::max(u, g.block_size);
+  for (const group_rule& g : groups) u = std::max(u, g.first_only ? 1 : g.block_size);
   return u;
 }
 
-uint64_t content_after(uint64_t before, token_id token, int64_t label) noexcept {
+uint64_t content_after(uint64_t before, token_id token, int64_t label, uint64_t forms) noexcept {
   return mix64(before * 0x9e3779b97f4a7c15ull + (uint64_t{static_cast<uint32_t>(token)} << 8) +
-               static_cast<uint64_t>(label) * 0xff51afd7ed558ccdull + 1);
+               static_cast<uint64_t>(label) * 0xff51afd7ed558ccdull + forms * 0xc4ceb9fe1a85ec53ull + 1);
+}
+
+uint64_t packed_form(uint64_t content) noexcept {
+  return mix64(content ^ 0x7061636b6564ull);
 }
 
 oracle::oracle(rules r) : rules_(std::move(r)) {
@@ -40,9 +44,29 @@ void oracle::recount() const {
   for (const node& n : node_) {
     if (!n.alive) continue;
     for (int32_t g = 0; g < groups(); ++g) {
-      for (const int32_t b : n.blocks[static_cast<size_t>(g)]) ++of(g, b).nodes;
+      for (const int32_t b : n.blocks[static_cast<size_t>(g)]) {
+        if (b != absent) ++of(g, b).nodes;
+      }
     }
   }
+}
+
+bool oracle::is_free(int32_t g, int32_t name) const {
+  recount();
+  return of(g, name).tables == 0 && of(g, name).nodes == 0;
+}
+
+// What is packed into a block that nobody holds any more is not packed.
+void oracle::drop_dead_seals() {
+  const auto dead = [&](const seal& s) { return is_free(s.group, s.packed); };
+  seals_.erase(std::remove_if(seals_.begin(), seals_.end(), dead), seals_.end());
+}
+
+void oracle::cancel_seal(int32_t g, int32_t packed) {
+  const auto same = [&](const seal& s) { return s.group == g && s.packed == packed; };
+  const auto gone = std::remove_if(seals_.begin(), seals_.end(), same);
+  if (gone != seals_.end()) of(g, packed).packed = false;
+  seals_.erase(gone, seals_.end());
 }
 
 int32_t oracle::free(int32_t g) const {
@@ -78,6 +102,11 @@ int32_t oracle::cached_of(int32_t account) const {
 }
 
 int32_t oracle::open_shares(int32_t g, int32_t name) const {
+  const auto reads = [&](const seal& s) { return s.group == g && s.open == name; };
+  return open_holders(g, name) + static_cast<int32_t>(std::count_if(seals_.begin(), seals_.end(), reads));
+}
+
+int32_t oracle::open_holders(int32_t g, int32_t name) const {
   int32_t n = 0;
   for (const sequence& q : seq_) {
     if (!q.live) continue;
@@ -240,8 +269,15 @@ bool oracle::evict_one(int32_t lane) {
   node_[static_cast<size_t>(x)].alive = false;
   report({false, node_[static_cast<size_t>(x)].id});
   counted_ = false;
+  drop_dead_seals();
   ++counters_.nodes_evicted;
   return true;
+}
+
+int32_t oracle::evict(int32_t n) {
+  int32_t done = 0;
+  while (done < n && evict_one(-1)) ++done;
+  return done;
 }
 
 // --- lengths ---
@@ -276,13 +312,15 @@ answer oracle::open(int32_t s, std::span<const token_id> prompt, const sharing& 
   q.accepted = q.reused = q.written = reused;
   q.table.resize(static_cast<size_t>(groups()));
   q.open.resize(static_cast<size_t>(groups()));
-  q.sealed.assign(static_cast<size_t>(groups()), reused);
+  for (const group_rule& g : rules_.groups) q.sealed.push_back(g.lossy ? reused : 0);
+  q.packed = q.sealed;
   for (const int32_t x : path) {
     pin(q, x);
     const node& n = node_[static_cast<size_t>(x)];
     q.text.insert(q.text.end(), n.tokens.begin(), n.tokens.end());
     q.content.insert(q.content.end(), n.content.begin(), n.content.end());
     for (size_t g = 0; g < q.table.size(); ++g) {
+      if (rules_.groups[g].first_only && !q.table[g].empty()) continue;
       q.table[g].insert(q.table[g].end(), n.blocks[g].begin(), n.blocks[g].end());
       if (rules_.groups[g].lossy) q.open[g].resize(q.table[g].size(), absent);
     }
@@ -322,8 +360,9 @@ errc oracle::feasible(const sequence& q, int32_t n, std::vector<demand>& d, int3
     const group_rule& x = group(g);
     const auto k = static_cast<size_t>(g);
     demand& need = d[k];
-    need.blocks = (q.held() + n + x.block_size - 1) / x.block_size - static_cast<int32_t>(q.table[k].size());
-    if (q.held() % x.block_size != 0) {
+    need.blocks =
+        (x.stored(q.held() + n) + x.block_size - 1) / x.block_size - static_cast<int32_t>(q.table[k].size());
+    if (x.stored(q.held()) % x.block_size != 0) {
       need.copy = immutable(g, q.table[k].back());
       if (x.lossy) need.open_copy = open_shares(g, q.open[k].back()) > 1;
     }
@@ -345,6 +384,7 @@ void oracle::grow(sequence& q, int32_t g, const demand& d) {
   if (d.copy != 0) {
     q.table[k].back() = take(g, q.account);
     counted_ = false;
+    drop_dead_seals();
     counters_.blocks_copied += !group(g).lossy;
     queued_ += !group(g).lossy;
   }
@@ -354,7 +394,10 @@ void oracle::grow(sequence& q, int32_t g, const demand& d) {
     ++queued_;
   }
   // What is written to again is no longer what was packed.
-  if (q.held() % group(g).block_size != 0) of(g, q.table[k].back()).packed = false;
+  if (group(g).lossy && q.held() % group(g).block_size != 0) {
+    cancel_seal(g, q.table[k].back());
+    of(g, q.table[k].back()).packed = false;
+  }
   for (int32_t i = 0; i < d.blocks; ++i) {
     q.table[k].push_back(take(g, q.account));
     if (group(g).lossy) q.open[k].push_back(take_open(g));
@@ -367,9 +410,9 @@ answer oracle::extend(int32_t s, int32_t n, std::span<const token_id> tokens, bo
   if (n < 0) return {errc::bad_argument, 0};
   if (!draft && q.accepted != q.held()) return {errc::busy, 0};
   for (int32_t g = 0; draft && g < groups(); ++g) {
-    if (!group(g).lossy) continue;
-    const int32_t edge = q.sealed[static_cast<size_t>(g)] + group(g).block_size + group(g).residual;
-    n = std::max(0, std::min(n, edge - 1 - q.held()));
+    if (!group(g).in_step()) continue;
+    const int32_t next = q.sealed[static_cast<size_t>(g)] / group(g).block_size;
+    while (n > 0 && group(g).reads_packed(next, q.held() + n)) --n;
   }
   if (q.held() + n > rules_.max_tokens) return refuse(errc::too_long);
   if (n == 0) return {};
@@ -382,39 +425,87 @@ answer oracle::extend(int32_t s, int32_t n, std::span<const token_id> tokens, bo
   for (int32_t g = 0; g < groups(); ++g) grow(q, g, d[static_cast<size_t>(g)]);
   for (int32_t i = 0; i < n; ++i) {
     const uint64_t before = q.content.empty() ? 0 : q.content.back();
-    q.content.push_back(
-        content_after(before, tokens[static_cast<size_t>(i)], label_of(q.who, q.held() / rules_.unit())));
+    const int64_t label = label_of(q.who, q.held() / rules_.unit());
     q.text.push_back(tokens[static_cast<size_t>(i)]);
+    if (!draft) {
+      q.accepted = q.held();
+      seal_in_step(q);
+    }
+    q.content.push_back(content_after(before, q.text.back(), label, forms_read(q, q.held())));
   }
-  if (!draft) q.accepted = q.held();
   counters_.tokens_extended += static_cast<uint64_t>(n);
   return {errc::ok, n};
 }
 
-int32_t oracle::seals_due(const sequence& q, int32_t g) const {
-  if (!group(g).lossy) return 0;
-  return std::max(0,
-                  (q.accepted - group(g).residual - q.sealed[static_cast<size_t>(g)]) / group(g).block_size);
-}
-
-int32_t oracle::all_seals_due(const sequence& q) const {
-  int32_t n = 0;
-  for (int32_t g = 0; g < groups(); ++g) n += seals_due(q, g);
+int32_t oracle::sealed_at(const sequence& q, int32_t g, int32_t tokens) const {
+  const group_rule& x = group(g);
+  const auto k = static_cast<size_t>(g);
+  if (!x.in_step()) return q.sealed[k];
+  int32_t n = q.packed[k];
+  while (n < q.sealed[k] && x.reads_packed(n / x.block_size, tokens)) n += x.block_size;
   return n;
 }
 
-void oracle::seal(sequence& q) {
+uint64_t oracle::forms_read(const sequence& q, int32_t tokens) const {
+  uint64_t forms = 0;
+  for (int32_t g = 0; g < groups(); ++g) {
+    if (group(g).lossy) forms = forms * 1009 + static_cast<uint64_t>(sealed_at(q, g, tokens));
+  }
+  return forms;
+}
+
+std::vector<uint64_t> oracle::cold(const std::vector<token_id>& text, const sharing& units) const {
+  std::vector<uint64_t> out;
+  for (int32_t t = 0; t < static_cast<int32_t>(text.size()); ++t) {
+    uint64_t forms = 0;
+    for (const group_rule& x : rules_.groups) {
+      if (!x.lossy) continue;
+      int32_t n = 0;  // with deferred seals a prompt is computed exactly
+      while (x.in_step() && x.reads_packed(n / x.block_size, t + 1)) n += x.block_size;
+      forms = forms * 1009 + static_cast<uint64_t>(n);
+    }
+    out.push_back(content_after(out.empty() ? 0 : out.back(), text[static_cast<size_t>(t)],
+                                label_of(units, t / rules_.unit()), forms));
+  }
+  return out;
+}
+
+void oracle::seal_in_step(sequence& q) {
   for (int32_t g = 0; g < groups(); ++g) {
     const auto k = static_cast<size_t>(g);
-    for (int32_t due = seals_due(q, g); due > 0; --due) {
-      const auto column = static_cast<size_t>(q.sealed[k] / group(g).block_size);
+    const group_rule& x = group(g);
+    while (x.in_step() && x.reads_packed(q.sealed[k] / x.block_size, q.accepted)) {
+      const auto column = static_cast<size_t>(q.sealed[k] / x.block_size);
       block& b = of(g, q.table[k][column]);
-      queued_ += !b.packed;
+      if (!b.packed) seals_.push_back({g, q.open[k][column], q.table[k][column]});
       b.packed = true;
-      q.open[k][column] = absent;
-      q.sealed[k] += group(g).block_size;
+      q.sealed[k] += x.block_size;
     }
   }
+}
+
+// Seals of this step that would not have come with `n` tokens have not come.
+void oracle::reopen(sequence& q, int32_t n) {
+  for (int32_t g = 0; g < groups(); ++g) {
+    const auto k = static_cast<size_t>(g);
+    const group_rule& x = group(g);
+    if (!x.lossy) continue;
+    q.packed[k] = std::min(q.packed[k], n);
+    while (q.sealed[k] > q.packed[k] && !x.reads_packed(q.sealed[k] / x.block_size - 1, n)) {
+      q.sealed[k] -= x.block_size;
+      const auto column = static_cast<size_t>(q.sealed[k] / x.block_size);
+      if (column >= q.table[k].size()) continue;
+      if (!immutable(g, q.table[k][column])) cancel_seal(g, q.table[k][column]);
+    }
+  }
+}
+
+int32_t oracle::seals_due(const sequence& q, int32_t g) const {
+  const group_rule& x = group(g);
+  int32_t n = 0;
+  const int32_t first = q.sealed[static_cast<size_t>(g)] / x.block_size;
+  while (x.lossy && x.deferred && x.reads_packed(first + n, q.accepted)) ++n;
+  return n;
 }
 
 void oracle::shrink(sequence& q, int32_t n) {
@@ -422,30 +513,39 @@ void oracle::shrink(sequence& q, int32_t n) {
   q.content.resize(static_cast<size_t>(n));
   q.written = std::min(q.written, n);
   for (size_t g = 0; g < q.table.size(); ++g) {
-    const int32_t block_size = rules_.groups[g].block_size;
-    q.table[g].resize(static_cast<size_t>((n + block_size - 1) / block_size));
-    if (rules_.groups[g].lossy) q.open[g].resize(q.table[g].size());
+    const group_rule& x = rules_.groups[g];
+    q.table[g].resize(static_cast<size_t>((x.stored(n) + x.block_size - 1) / x.block_size));
+    if (x.lossy) q.open[g].resize(q.table[g].size());
   }
   counted_ = false;
+  drop_dead_seals();
 }
 
 answer oracle::accept(int32_t s, int32_t n) {
   sequence& q = at(s);
   if (n < 0 || n > q.held() - q.accepted) return {errc::bad_argument, 0};
   q.accepted += n;
-  if (queued_ + all_seals_due(q) > rules_.commands) {
-    q.accepted -= n;
-    return {errc::busy, 0};
-  }
   shrink(q, q.accepted);
-  seal(q);
   return {};
 }
 
 answer oracle::settle(int32_t s) {
   sequence& q = at(s);
-  if (queued_ + all_seals_due(q) > rules_.commands) return {errc::busy, 0};
-  seal(q);
+  int32_t due = 0;
+  for (int32_t g = 0; g < groups(); ++g) due += seals_due(q, g);
+  if (queued_ + due > rules_.commands) return {errc::busy, 0};
+  for (int32_t g = 0; g < groups(); ++g) {
+    const auto k = static_cast<size_t>(g);
+    for (int32_t n = seals_due(q, g); n > 0; --n) {
+      const auto column = static_cast<size_t>(q.sealed[k] / group(g).block_size);
+      block& b = of(g, q.table[k][column]);
+      queued_ += !b.packed;
+      b.packed = true;
+      q.open[k][column] = absent;
+      q.sealed[k] += group(g).block_size;
+      q.packed[k] = q.sealed[k];
+    }
+  }
   return {};
 }
 
@@ -454,16 +554,16 @@ answer oracle::truncate(int32_t s, int32_t n) {
   if (n < 0 || n > q.held()) return {errc::bad_argument, 0};
   n = std::min(n, q.accepted);
   const auto possible = [&](int32_t m) {
-    for (size_t g = 0; g < q.sealed.size(); ++g) {
+    for (size_t g = 0; g < q.packed.size(); ++g) {
       const group_rule& x = rules_.groups[g];
-      if (x.lossy && m < q.sealed[g] && m % x.block_size != 0) return false;
+      if (x.lossy && m < q.packed[g] && m % x.block_size != 0) return false;
     }
     return true;
   };
   while (!possible(n)) --n;
   shrink(q, n);
   q.accepted = n;
-  for (int32_t& x : q.sealed) x = std::min(x, n);
+  reopen(q, n);
   unpin_from(q, static_cast<size_t>(n / rules_.unit()));
   return {errc::ok, n};
 }
@@ -487,6 +587,10 @@ int32_t oracle::store(const sequence& q, int32_t parent, int64_t label, std::spa
   const auto from = static_cast<std::ptrdiff_t>(q.path.size() * tokens.size());
   n.content.assign(q.content.begin() + from, q.content.begin() + from + rules_.unit());
   for (size_t g = 0; g < q.table.size(); ++g) {
+    if (rules_.groups[g].first_only) {
+      n.blocks.push_back({q.path.empty() ? q.table[g][0] : absent});
+      continue;
+    }
     const int32_t per = rules_.unit() / rules_.groups[g].block_size;
     const auto first = q.table[g].begin() + static_cast<std::ptrdiff_t>(q.path.size()) * per;
     n.blocks.emplace_back(first, first + per);
@@ -505,6 +609,11 @@ answer oracle::commit(int32_t s, std::span<const token_id> text) {
   for (size_t g = 0; g < q.sealed.size(); ++g) {
     if (rules_.groups[g].lossy) limit = std::min(limit, static_cast<size_t>(q.sealed[g]));
   }
+  // The horizon by its meaning: where the content begins to be another one than without any prefix.
+  const std::vector<uint64_t> alone = cold(q.text, q.who);
+  for (size_t t = 0; t < limit; ++t) {
+    if (alone[t] != q.content[t]) limit = t;
+  }
   if (!q.path.empty() && text.size() >= q.path.size() * unit) {
     const auto& last = node_[static_cast<size_t>(q.path.back())].tokens;
     if (!std::equal(last.begin(), last.end(),
@@ -519,11 +628,13 @@ answer oracle::commit(int32_t s, std::span<const token_id> text) {
     int32_t x = child(parent, label, tokens);
     if (x != absent) {
       for (size_t g = 0; g < q.table.size(); ++g) {
+        if (rules_.groups[g].first_only && !q.path.empty()) continue;
         const auto& theirs = node_[static_cast<size_t>(x)].blocks[g];
         std::copy(theirs.begin(), theirs.end(),
                   q.table[g].begin() + static_cast<std::ptrdiff_t>(q.path.size() * theirs.size()));
       }
       counted_ = false;
+      drop_dead_seals();
     } else if ((x = store(q, parent, label, tokens)) == absent) {
       break;
     }
@@ -575,6 +686,7 @@ answer oracle::assign(int32_t dst, int32_t src) {
   unpin_from(d, same);
   d = std::move(copy);
   counted_ = false;
+  drop_dead_seals();
   return {errc::ok, touched};
 }
 
@@ -583,6 +695,7 @@ answer oracle::close(int32_t s) {
   unpin_from(at(s), 0);
   at(s) = {};
   counted_ = false;
+  drop_dead_seals();
   return {};
 }
 
@@ -596,6 +709,15 @@ void oracle::report(event e) {
 }
 
 void oracle::end_step() {
+  for (sequence& q : seq_) {
+    for (int32_t g = 0; q.live && g < groups(); ++g) {
+      const auto k = static_cast<size_t>(g);
+      for (; q.packed[k] < q.sealed[k]; q.packed[k] += group(g).block_size) {
+        q.open[k][static_cast<size_t>(q.packed[k] / group(g).block_size)] = absent;
+      }
+    }
+  }
+  seals_.clear();
   events_.clear();
   queued_ = 0;
   ++counters_.steps;
@@ -636,6 +758,8 @@ void oracle::key_of(const sequence& q, renaming& seen, std::vector<int32_t>& out
   out.push_back(q.held() * 64 + q.accepted);
   out.insert(out.end(), q.text.begin(), q.text.end());
   out.insert(out.end(), q.sealed.begin(), q.sealed.end());
+  out.insert(out.end(), q.packed.begin(), q.packed.end());
+  for (const uint64_t x : q.content) out.push_back(static_cast<int32_t>(x));
   key_of_blocks(q.table, seen, out);
   for (size_t g = 0; g < q.open.size(); ++g) {
     for (const int32_t b : q.open[g]) out.push_back(renaming::rename(seen.open[g], b));
@@ -647,6 +771,7 @@ void oracle::key_of_blocks(const std::vector<std::vector<int32_t>>& names, renam
                            std::vector<int32_t>& out) const {
   for (size_t g = 0; g < names.size(); ++g) {
     for (const int32_t b : names[g]) {
+      if (b == absent) continue;
       const block& x = of(static_cast<int32_t>(g), b);
       out.push_back(renaming::rename(seen.block[g], b));
       out.push_back(x.owner * 2 + x.packed);

@@ -20,6 +20,18 @@ struct group_rule {
   int32_t open = 0;
   bool lossy = false;
   int32_t residual = 0;
+  bool deferred = false;
+  bool first_only = false;
+
+  bool in_step() const noexcept { return lossy && !deferred; }
+  /// Of `tokens` tokens, those that the group stores.
+  int32_t stored(int32_t tokens) const noexcept {
+    return first_only && tokens > block_size ? block_size : tokens;
+  }
+  /// Whether the query that is the `tokens`-th token of a text reads block `j` packed.
+  bool reads_packed(int64_t j, int32_t tokens) const noexcept {
+    return (j + 1) * block_size + residual <= tokens;
+  }
 };
 
 /// What bounds a cache.
@@ -50,9 +62,11 @@ struct answer {
   int32_t value = 0;
 };
 
-/// What a slot must hold: a fingerprint of the whole text up to its token and of who computed it under which
-/// scope, as real keys and values depend on all of these.
-uint64_t content_after(uint64_t before, token_id token, int64_t label) noexcept;
+/// What a slot must hold: a fingerprint of the whole text up to its token, of who computed it under which
+/// scope and of what every query of it read packed, as real keys and values depend on all of these.
+uint64_t content_after(uint64_t before, token_id token, int64_t label, uint64_t forms) noexcept;
+/// What becomes of a slot's content when its block is packed.
+uint64_t packed_form(uint64_t content) noexcept;
 
 /// The model. Verbs are those of the cache; `s` is the caller's number of a sequence.
 class oracle {
@@ -70,6 +84,7 @@ class oracle {
     int32_t written = 0;                            // tokens that the data plane has stored
     std::vector<std::vector<int32_t>> table, open;  // per group: names of blocks
     std::vector<int32_t> sealed;                    // per group, tokens
+    std::vector<int32_t> packed;                    // of these, those without an open form
     std::vector<int32_t> path;                      // nodes
 
     int32_t held() const noexcept { return static_cast<int32_t>(text.size()); }
@@ -89,6 +104,9 @@ class oracle {
     int32_t id = absent;    // the cache's name of it, told by the driver: ties go to the lower one
   };
 
+  struct seal {
+    int32_t group, open, packed;  // names
+  };
   struct event {
     bool stored;
     int32_t node;  // index if stored, the cache's id if removed
@@ -106,6 +124,7 @@ class oracle {
   answer fork(int32_t s, int32_t to);
   answer assign(int32_t dst, int32_t src);
   answer close(int32_t s);
+  int32_t evict(int32_t n);
   void end_step();
   void refused() { ++counters_.refusals; }  // by an injected fault
 
@@ -116,6 +135,13 @@ class oracle {
   int32_t live() const;
   int32_t immutable(int32_t g, int32_t name) const;
   int32_t pins(int32_t node) const;
+  /// Leading tokens of group g that the query which is the `tokens`-th token of s reads packed.
+  int32_t sealed_at(const sequence& q, int32_t g, int32_t tokens) const;
+  /// Contents of `text` as computed from its first token on, without any prefix.
+  std::vector<uint64_t> cold(const std::vector<token_id>& text, const sharing& units) const;
+  /// Sequences that hold the open block.
+  int32_t open_holders(int32_t g, int32_t name) const;
+  const std::vector<seal>& seals() const { return seals_; }
 
   const rules& bounds() const { return rules_; }
   sequence& at(int32_t s) { return seq_[static_cast<size_t>(s)]; }
@@ -163,11 +189,15 @@ class oracle {
   int32_t take(int32_t g, int32_t account);
   int32_t take_open(int32_t g);
   int32_t seals_due(const sequence& q, int32_t g) const;
-  int32_t all_seals_due(const sequence& q) const;
+  bool is_free(int32_t g, int32_t name) const;
+  void drop_dead_seals();
+  void cancel_seal(int32_t g, int32_t packed);
+  void seal_in_step(sequence& q);
+  void reopen(sequence& q, int32_t n);
+  uint64_t forms_read(const sequence& q, int32_t tokens) const;
   errc feasible(const sequence& q, int32_t n, std::vector<demand>& d, int32_t& sum) const;
   void grow(sequence& q, int32_t g, const demand& d);
   void shrink(sequence& q, int32_t n);
-  void seal(sequence& q);
   void pin(sequence& q, int32_t node);
   void unpin_from(sequence& q, size_t first);
   int32_t child(int32_t parent, int64_t label, std::span<const token_id> tokens) const;
@@ -191,6 +221,7 @@ class oracle {
   std::vector<node> node_;
   mutable std::vector<std::vector<block>> block_;  // [group][name]
   mutable bool counted_ = false;
+  std::vector<seal> seals_;  // of this step
   std::vector<event> events_;
   stats counters_{};
   int32_t queued_ = 0;  // commands

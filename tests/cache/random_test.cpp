@@ -59,6 +59,10 @@ TEST_CASE("three groups of 1, 2 and 4 tokens answer every random call as the mod
           "[random_lossless]") {
   storm("lossless 1/2/4", 6, 800'000);
 }
+TEST_CASE("groups beside one of first tokens only answer every random call as the model does",
+          "[random_lossless]") {
+  storm("first tokens", 7, 800'000);
+}
 TEST_CASE("a lossy group with a residual answers every random call as the model does", "[random_lossy]") {
   storm("lossy", 3, 1'200'000);
 }

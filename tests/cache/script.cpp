@@ -10,8 +10,20 @@ namespace kvcache::test {
 
 namespace {
 
+// What is packed how: residuals of 0, 1, half a block, a block and more than one, sealed by the step or when
+// the owner says so.
+group_rule lossy(int32_t block_size, int32_t total, int32_t open, int32_t how) {
+  const int32_t residual[] = {0, 1, block_size / 2, block_size, block_size + 3};
+  return {.block_size = block_size,
+          .total = total,
+          .open = open,
+          .lossy = true,
+          .residual = residual[how % 5],
+          .deferred = how / 5 % 3 == 0};
+}
+
 // Tiny pools, so that every few operations must evict, copy or be refused. `tight` makes them smaller still.
-std::vector<group_rule> groups_of(int32_t layout, int32_t tight) {
+std::vector<group_rule> groups_of(int32_t layout, int32_t tight, int32_t how) {
   const auto less = [tight](int32_t n) { return n - n * (tight % 4) / 8; };
   switch (layout) {
     case 0:
@@ -21,18 +33,27 @@ std::vector<group_rule> groups_of(int32_t layout, int32_t tight) {
     case 2:
       return {{.block_size = 8, .total = less(40)}, {.block_size = 64, .total = less(7)}};
     case 3:
-      return {{.block_size = 4, .total = less(24), .open = less(16), .lossy = true, .residual = 3}};
+      return {lossy(4, less(24), less(24), how)};
     case 4:
-      return {{.block_size = 4, .total = less(24), .open = less(20), .lossy = true, .residual = 6},
-              {.block_size = 2, .total = less(48)}};
+      return {lossy(4, less(24), less(28), how), {.block_size = 2, .total = less(48)}};
     case 5:
-      return {{.block_size = 2, .total = less(40), .open = less(24), .lossy = true, .residual = 0},
-              {.block_size = 8, .total = less(14), .open = less(10), .lossy = true, .residual = 5}};
-    default:
+      return {lossy(2, less(40), less(40), how), lossy(8, less(14), less(18), how / 16)};
+    case 6:
       return {{.block_size = 1, .total = less(40)},
               {.block_size = 2, .total = less(24)},
               {.block_size = 4, .total = less(12)}};
+    default:
+      return {{.block_size = 4, .total = less(24)}, {.block_size = 8, .total = less(12)}};
   }
+}
+
+// Exact copies of the first tokens: sometimes beside packed groups, always in the last layout.
+void add_first_only(std::vector<group_rule>& groups, int32_t layout, int32_t units, int32_t choice) {
+  const bool wanted = layout == 7 || (layout >= 3 && layout <= 5 && choice % 2 == 1);
+  if (!wanted) return;
+  const int32_t total[] = {units, units / 2 + 1, 4, 3};
+  groups.insert(choice % 32 < 16 ? groups.end() : groups.begin(),
+                {.block_size = 1 << choice / 2 % 3, .total = total[choice / 64 % 4], .first_only = true});
 }
 
 template <class Traits>
@@ -57,7 +78,7 @@ rules rules_of(std::span<const uint8_t> header) {
   rules r;
   r.by_frequency = header[0] % 2 == 1;
   const int32_t layout = header[1] % layouts;
-  r.groups = groups_of(layout, header[3]);
+  r.groups = groups_of(layout, header[3], header[8]);
   const int32_t unit = r.unit();
   int32_t fit = INT32_MAX;
   int32_t all = 0;
@@ -65,6 +86,7 @@ rules rules_of(std::span<const uint8_t> header) {
     fit = std::min(fit, g.total * g.block_size);
     all += g.total;
   }
+  add_first_only(r.groups, layout, fit / unit, header[9]);
   r.sequences = 2 + header[5] % 4;
   r.max_tokens = std::max(unit, fit * (2 + header[4] % 3) / 6 + header[4] % 3);
   r.nodes = header[6] % 8 == 0 ? 0 : 2 + header[6] % (fit / unit + 2);
@@ -72,7 +94,7 @@ rules rules_of(std::span<const uint8_t> header) {
   // Often as few as a cache may have: what one verb queues for one sequence.
   int32_t least = static_cast<int32_t>(r.groups.size());
   int32_t seals = 0;
-  for (const group_rule& g : r.groups) seals += g.lossy ? ceil_div(r.max_tokens, g.block_size) : 0;
+  for (const group_rule& g : r.groups) seals += g.deferred ? ceil_div(r.max_tokens, g.block_size) : 0;
   least = std::max(least, seals);
   r.commands = header[7] % 5 == 0 ? least : least + header[6] % 64;
   r.events = header[5] % 3 * 4;

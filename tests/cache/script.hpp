@@ -13,9 +13,9 @@
 
 namespace kvcache::test {
 
-inline constexpr size_t header_bytes = 8;
+inline constexpr size_t header_bytes = 10;
 inline constexpr int32_t policies = 4;  // lru, lfu, any_eviction(lru), any_eviction(lfu)
-inline constexpr int32_t layouts = 7;   // kinds of groups, see rules_of
+inline constexpr int32_t layouts = 8;   // kinds of groups, see rules_of
 
 /// The cache that the header of a script describes.
 rules rules_of(std::span<const uint8_t> header);

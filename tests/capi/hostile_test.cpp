@@ -127,6 +127,13 @@ class attacker {
     g.format.block = random_() % 8 == 0 ? static_cast<int64_t>(random_()) : 0;
     g.format.open_block = random_() % 8 == 0 ? static_cast<int64_t>(random_()) : 0;
     g.format.fingerprint = random_();
+    g.format.deferred = g.format.lossy != 0 ? random_() % 3 == 0 : random_() % 32 == 0;
+    g.format.exempt = random_() % 8 == 0 ? number() : 0;
+    if (random_() % 8 == 0) {
+      g.first_only = 1;
+      g.block_size = random_() % 8 == 0 ? number() : 1 << random_() % 3;
+      if (random_() % 8 != 0) g.format = {};
+    }
     return g;
   }
   void create() {
@@ -149,6 +156,7 @@ class attacker {
     c.max_events = random_() % 2 == 0 ? within(20) : 0;
     c.max_commands = random_() % 4 == 0 ? number() : 0;
     c.max_gathers = random_() % 16 == 0 ? within(20) : 0;
+    c.max_step_tokens = random_() % 4 == 0 ? within(100) : 0;
     kvc_geometry geometry{};
     geometry.struct_size = size(sizeof geometry);
     (void)kvc_plan_cache(&c, maybe(&geometry), error_);
@@ -287,7 +295,8 @@ class attacker {
     const auto count = static_cast<size_t>(std::max(v.n, 0));
     std::vector<int32_t> table(cells), open_table(cells), kv_len(count), sealed(count), start(count + 1),
         pos(new_rows);
-    std::vector<int64_t> slot(new_rows), open_slot(new_rows);
+    std::vector<int32_t> row_sealed(new_rows), exempt_table(count);
+    std::vector<int64_t> slot(new_rows), open_slot(new_rows), exempt_slot(new_rows);
     v.table = maybe(table.data());
     v.open_table = maybe(open_table.data());
     v.kv_len = maybe(kv_len.data());
@@ -296,6 +305,10 @@ class attacker {
     v.q_pos = maybe(pos.data());
     v.slot = maybe(slot.data());
     v.open_slot = maybe(open_slot.data());
+    v.row_sealed = maybe(row_sealed.data());
+    if (random_() % 2 == 0) v.exempt_group = random_() % 4 == 0 ? number() : 2;
+    v.exempt_table = maybe(exempt_table.data());
+    v.exempt_slot = maybe(exempt_slot.data());
     kvc_batch batch{};
     batch.struct_size = size(sizeof batch);
     const kvc_cache c = any_cache();
@@ -306,6 +319,7 @@ class attacker {
     if (kvc_table(c, any_sequence(), number(), maybe(&ids), maybe(&n), error_) == KVC_OK) sum_ += sum(ids, n);
     if (kvc_open_table(c, any_sequence(), number(), maybe(&ids), maybe(&n), error_) == KVC_OK)
       sum_ += sum(ids, n);
+    succeeded += kvc_sealed_at(c, any_sequence(), number(), number(), maybe(&n), error_) == KVC_OK;
     kvc_lengths l{};
     l.struct_size = size(sizeof l);
     (void)kvc_get_lengths(c, any_sequence(), maybe(&l), error_);
@@ -365,6 +379,9 @@ class attacker {
         return;
       case 29:
         if (kvc_cache_commands(c, maybe(&commands), maybe(&n), error_) == KVC_OK) {
+          for (int32_t i = 0; i < n; ++i) sum_ += commands[i].dst;
+        }
+        if (kvc_cache_seals(c, maybe(&commands), maybe(&n), error_) == KVC_OK) {
           for (int32_t i = 0; i < n; ++i) sum_ += commands[i].dst;
         }
         if (kvc_cache_gather_ids(c, maybe(&tokens), maybe(&n), error_) == KVC_OK) sum_ += sum(tokens, n);

@@ -36,6 +36,7 @@ static void stale_sequence(kvc_cache cache, kvc_sequence good, kvc_sequence bad)
   STALE(kvc_get_lengths(cache, bad, &lengths, &error));
   STALE(kvc_table(cache, bad, 0, &ids, &n, &error));
   STALE(kvc_open_table(cache, bad, 0, &ids, &n, &error));
+  STALE(kvc_sealed_at(cache, bad, 0, 0, &n, &error));
   STALE(kvc_view_csr(cache, &bad, 1, 0, indptr, &n, 1, &last, &error));
 #undef STALE
   IS(kvc_close(cache, bad, NULL) == KVC_STALE_HANDLE);
@@ -122,6 +123,8 @@ static void stale_cache(kvc_cache bad, kvc_sequence s) {
   STALE(kvc_get_lengths(bad, s, &lengths, &error));
   STALE(kvc_table(bad, s, 0, &ids, &n, &error));
   STALE(kvc_open_table(bad, s, 0, &ids, &n, &error));
+  STALE(kvc_sealed_at(bad, s, 0, 0, &n, &error));
+  STALE(kvc_cache_seals(bad, &commands, &n, &error));
   STALE(kvc_view_batch(bad, &view, NULL, &error));
   STALE(kvc_view_csr(bad, &s, 1, 0, indptr, &n, 1, &last, &error));
 #undef STALE
@@ -199,16 +202,17 @@ void capi_test_missing(void) {
 void capi_test_layout(void) {
   if (sizeof(void*) != 8) return;
   IS(sizeof(kvc_error) == 24 && sizeof(kvc_cache) == 8 && sizeof(kvc_sequence) == 8);
-  IS(sizeof(kvc_block_format) == 32 && sizeof(kvc_group_config) == 80 && sizeof(kvc_cache_config) == 72);
-  IS(sizeof(kvc_group_geometry) == 48 && sizeof(kvc_geometry) == 64 + 8 * 48 &&
+  IS(sizeof(kvc_block_format) == 40 && sizeof(kvc_group_config) == 88 && sizeof(kvc_cache_config) == 80);
+  IS(sizeof(kvc_group_geometry) == 56 && sizeof(kvc_geometry) == 64 + 8 * 56 &&
      sizeof(kvc_stats) == 8 + 17 * 8);
   IS(sizeof(kvc_scope) == 88 && sizeof(kvc_open_options) == 16 && sizeof(kvc_lengths) == 32 + 8 * 4);
   IS(sizeof(kvc_drop) == 32);
-  IS(sizeof(kvc_view) == 104 && sizeof(kvc_planes) == 64);
+  IS(sizeof(kvc_view) == 128 && sizeof(kvc_planes) == 64);
   IS(offsetof(kvc_geometry, memory) == 40 && offsetof(kvc_geometry, group) == 64);
   IS(offsetof(kvc_scope, salt) == 16 && offsetof(kvc_scope, generation) == 48 &&
      offsetof(kvc_scope, narrower) == 80);
-  IS(offsetof(kvc_view, sequences) == 24 && offsetof(kvc_view, open_slot) == 96);
+  IS(offsetof(kvc_view, sequences) == 24 && offsetof(kvc_view, open_slot) == 96 &&
+     offsetof(kvc_view, exempt_slot) == 120);
 }
 
 void capi_test_many_caches(void) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random operations on a cache through the C API and, beside it, the same on the C++ API: every answer,
 // table, length, command, event and counter must be the same after each.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <random>
@@ -20,10 +21,12 @@ using kvcache::test::test_seed;
 
 using cxx_cache = basic_cache<dynamic>;
 
+enum group_kind { exact, packed, deferred, first_only };
+
 struct setting {
   std::vector<int32_t> block_size;
   std::vector<int32_t> total;
-  std::vector<int32_t> lossy;
+  std::vector<group_kind> kind;  // of the groups
   const char* eviction;
   std::vector<int32_t> limits;
   int32_t max_nodes = 0, max_commands = 0, max_gathers = 0;
@@ -54,14 +57,22 @@ class twins {
       x.kv_heads = 1;
       x.head_dim_k = 8;
       x.total = s.total[g];
-      x.format.lossy = s.lossy[g];
-      x.format.residual = s.lossy[g] != 0 ? 3 : 0;
+      const bool lossy = s.kind[g] == packed || s.kind[g] == deferred;
+      x.format.lossy = lossy;
+      x.format.residual = lossy ? 3 : 0;
+      x.format.deferred = s.kind[g] == deferred;
+      x.format.exempt = lossy;
+      x.first_only = s.kind[g] == first_only;
       groups.push_back(x);
       cxx_groups.push_back(
           {.shape = {.layers = 2, .kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8, .type = element::f32},
            .block_size = x.block_size,
            .total = {x.total},
-           .format = {.residual = x.format.residual, .lossy = x.format.lossy != 0}});
+           .format = {.residual = x.format.residual,
+                      .lossy = lossy,
+                      .deferred = x.format.deferred != 0,
+                      .exempt = x.format.exempt},
+           .first_only = x.first_only != 0});
     }
     kvc_cache_config c{};
     c.struct_size = sizeof c;
@@ -146,6 +157,8 @@ class twins {
     int32_t n = 0;
     REQUIRE(kvc_cache_commands(cache, &commands, &n, nullptr) == KVC_OK);
     REQUIRE(same(commands, n, cxx.commands().view()));
+    REQUIRE(kvc_cache_seals(cache, &commands, &n, nullptr) == KVC_OK);
+    REQUIRE(same(commands, n, cxx.seals()));
     const int32_t* ids = nullptr;
     REQUIRE(kvc_cache_gather_ids(cache, &ids, &n, nullptr) == KVC_OK);
     REQUIRE(same(ids, n, cxx.commands().ids()));
@@ -355,6 +368,9 @@ class twins {
       int32_t n = -1;
       REQUIRE(l.sealed[g] == s.cxx.sealed(g));
       REQUIRE(kvc_table(cache, s.c, g, &ids, &n, nullptr) == KVC_OK);
+      const int32_t tokens = s.cxx.held() - s.cxx.held() / 3;
+      REQUIRE(kvc_sealed_at(cache, s.c, g, tokens, &n, nullptr) == KVC_OK);
+      REQUIRE(n == s.cxx.sealed_at(tokens, g));
       const auto table = s.cxx.table(g), open = s.cxx.open_table(g);
       REQUIRE(same(ids, n, {reinterpret_cast<const int32_t*>(table.data()), table.size()}));
       REQUIRE(kvc_open_table(cache, s.c, g, &ids, &n, nullptr) == KVC_OK);
@@ -382,7 +398,7 @@ void drive(const char* name, const setting& s, uint64_t usual) {
   }
   CHECK(t.refused > n / 50);
   for (int form = KVC_DROP_WHOLE_BLOCKS; form <= KVC_DROP_GATHER; ++form)
-    CHECK((t.drops[form] > 0) == (s.lossy[0] == 0));
+    CHECK((t.drops[form] > 0) == (std::count(s.kind.begin(), s.kind.end(), exact) == std::ssize(s.kind)));
   CHECK(t.cxx.count().nodes_evicted > 0);
   CHECK(t.cxx.count().tokens_reused > 0);
 }
@@ -390,11 +406,14 @@ void drive(const char* name, const setting& s, uint64_t usual) {
 }  // namespace
 
 TEST_CASE("random operations through C answer as through C++: one group, least recently used") {
-  drive("capi one group", {{4}, {24}, {0}, "lru", {}}, 1);
+  drive("capi one group", {{4}, {24}, {exact}, "lru", {}}, 1);
 }
 TEST_CASE("random operations through C answer as through C++: two groups, accounts, least frequently used") {
-  drive("capi two groups", {{8, 4}, {16, 30}, {0, 0}, "lfu", {14, 40}, 9, 3, 2}, 2);
+  drive("capi two groups", {{8, 4}, {16, 30}, {exact, exact}, "lfu", {14, 40}, 9, 3, 2}, 2);
 }
 TEST_CASE("random operations through C answer as through C++: a lossy group beside an exact one") {
-  drive("capi lossy", {{4, 8}, {40, 20}, {1, 0}, "lru", {60, 30, 20}, 0, 40}, 3);
+  drive("capi lossy", {{4, 8}, {40, 20}, {packed, exact}, "lru", {60, 30, 20}, 0, 40}, 3);
+}
+TEST_CASE("random operations through C answer as through C++: deferred seals beside exact first tokens") {
+  drive("capi deferred", {{8, 4, 2}, {20, 40, 12}, {deferred, packed, first_only}, "lru", {}, 0, 40}, 4);
 }

@@ -390,6 +390,46 @@ void capi_test_drafts(void) {
   OK(kvc_cache_destroy(cache, &error));
 }
 
+static int32_t sealed_at(kvc_cache cache, kvc_sequence s, int32_t tokens) {
+  kvc_error error;
+  int32_t sealed = -1;
+  OK(kvc_sealed_at(cache, s, 0, tokens, &sealed, &error));
+  return sealed;
+}
+
+// Seals between two steps: the owner says when.
+static void deferred_format(void) {
+  kvc_cache_config config;
+  kvc_group_config group;
+  kvc_cache cache = {0};
+  kvc_sequence a = {0};
+  kvc_scope scope = capi_shared();
+  kvc_error error;
+  const kvc_command* commands = NULL;
+  const int32_t* ids = NULL;
+  int32_t n = -1, got = -1;
+  capi_small(&config, &group, 8);
+  group.format.lossy = 1;
+  group.format.deferred = 1;
+  group.format.residual = 4;
+  config.max_sequence_tokens = 16;
+  config.max_commands = 4;
+  OK(kvc_cache_create(&config, &cache, &error));
+  OK(kvc_open(cache, &scope, NULL, 0, NULL, &a, NULL, &error));
+  OK(kvc_extend(cache, a, 14, 0, NULL, &error));
+  OK(kvc_cache_seals(cache, &commands, &n, &error));
+  IS(n == 0 && sealed_at(cache, a, 14) == 0);
+  OK(kvc_cache_end_step(cache, &error));
+  OK(kvc_settle(cache, a, &error));
+  OK(kvc_cache_commands(cache, &commands, &n, &error));
+  IS(n == 2 && commands[0].op == KVC_OP_SEAL && commands[1].op == KVC_OP_SEAL);  // 14 - 4 are final: 8 seal
+  OK(kvc_open_table(cache, a, 0, &ids, &n, &error));
+  IS(n == 4 && ids[0] == -1 && ids[1] == -1 && ids[2] >= 0);
+  OK(kvc_extend(cache, a, 2, 1, &got, &error));
+  IS(got == 2);  // nothing seals by itself
+  OK(kvc_cache_destroy(cache, &error));
+}
+
 // A lossy format: open blocks, seals, drafts that stop, truncation that goes further.
 void capi_test_lossy(void) {
   kvc_cache_config config;
@@ -399,27 +439,41 @@ void capi_test_lossy(void) {
   kvc_scope scope = capi_shared();
   kvc_lengths l;
   kvc_error error;
-  const kvc_command* commands = NULL;
-  const int32_t* ids = NULL;
+  const kvc_command* seals = NULL;
+  const int32_t *ids = NULL, *table = NULL;
   int32_t n = -1, got = -1;
   capi_small(&config, &group, 8);
   group.format.lossy = 1;
   group.format.block = 100;
   group.format.residual = 4;
+  group.format.exempt = 2;
   config.max_sequence_tokens = 16;
-  config.max_commands = 4;
+  config.max_commands = 1;
+  config.max_step_tokens = 16;
   OK(kvc_cache_create(&config, &cache, &error));
   OK(kvc_open(cache, &scope, NULL, 0, NULL, &a, NULL, &error));
   OK(kvc_extend(cache, a, 14, 0, NULL, &error));
   OK(kvc_open_table(cache, a, 0, &ids, &n, &error));
-  IS(n == 4 && ids[0] >= 0 && ids[3] >= 0);
-  OK(kvc_settle(cache, a, &error));
-  OK(kvc_cache_commands(cache, &commands, &n, &error));
-  IS(n == 2 && commands[0].op == KVC_OP_SEAL && commands[1].op == KVC_OP_SEAL);  // 14 - 4 are final: 8 seal
+  OK(kvc_table(cache, a, 0, &table, &n, &error));
+  OK(kvc_cache_seals(cache, &seals, &n, &error));
+  IS(n == 2 && seals[0].op == KVC_OP_SEAL && seals[0].stage == 0);  // 14 - 4 are final: 8 seal
+  IS(seals[0].src == ids[0] && seals[0].dst == table[0] && seals[0].arg == 2 && seals[0].tokens == 4);
+  IS(seals[1].src == ids[1] && seals[1].dst == table[1] && seals[1].arg == 0);
+  IS(sealed_at(cache, a, 7) == 0 && sealed_at(cache, a, 8) == 4 && sealed_at(cache, a, 14) == 8);
+  REFUSED(kvc_sealed_at(cache, a, 1, 3, &got, &error), KVC_BAD_ARGUMENT, KVC_FIELD_GROUP);
+  REFUSED(kvc_sealed_at(cache, a, 0, 15, &got, &error), KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS);
+  REFUSED(kvc_sealed_at(cache, a, 0, 3, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_SEALED);
+  REFUSED(kvc_cache_seals(cache, NULL, &n, &error), KVC_BAD_ARGUMENT, KVC_FIELD_SEALS);
+  REFUSED(kvc_cache_seals(cache, &seals, NULL, &error), KVC_BAD_ARGUMENT, KVC_FIELD_N);
+  IS(ids[0] >= 0 && ids[1] >= 0);  // both forms are read in this step
+  OK(kvc_cache_end_step(cache, &error));
   OK(kvc_open_table(cache, a, 0, &ids, &n, &error));
   IS(n == 4 && ids[0] == -1 && ids[1] == -1 && ids[2] >= 0);
   l = capi_lengths(cache, a);
   IS(l.sealed[0] == 8 && l.sealed[1] == 0);
+  OK(kvc_settle(cache, a, &error));
+  OK(kvc_cache_seals(cache, &seals, &n, &error));
+  IS(n == 0);
   OK(kvc_extend(cache, a, 2, 1, &got, &error));
   IS(got == 1);  // 16 tokens would seal the third block
   OK(kvc_accept(cache, a, 0, &error));
@@ -427,6 +481,7 @@ void capi_test_lossy(void) {
   IS(n == 4);  // inside a packed block: back to its edge
   OK(kvc_cache_end_step(cache, &error));
   OK(kvc_cache_destroy(cache, &error));
+  deferred_format();
 }
 
 void capi_test_view(void) {
@@ -483,7 +538,7 @@ void capi_test_view(void) {
   VIEW(v.max_rows = 1, v.max_rows = 11, KVC_BAD_ARGUMENT, KVC_FIELD_MAX_ROWS);
   IS(error.index == 1 && error.value == 2);
   VIEW(v.max_rows = -1, v.max_rows = 11, KVC_BAD_ARGUMENT, KVC_FIELD_MAX_ROWS);
-  VIEW(v.reserved = 1, v.reserved = 0, KVC_BAD_ARGUMENT, KVC_FIELD_RESERVED);
+  VIEW(v.exempt_group = 1, v.exempt_group = 0, KVC_BAD_ARGUMENT, KVC_FIELD_EXEMPT_GROUP);
   VIEW(v.sequences = NULL, v.sequences = s, KVC_BAD_ARGUMENT, KVC_FIELD_SEQUENCES);
   VIEW(v.table = NULL, v.table = table, KVC_BAD_ARGUMENT, KVC_FIELD_TABLE);
   VIEW(v.kv_len = NULL, v.kv_len = kv_len, KVC_BAD_ARGUMENT, KVC_FIELD_KV_LEN);
@@ -505,30 +560,35 @@ void capi_test_view(void) {
   OK(kvc_cache_destroy(cache, &error));
 }
 
-// In a lossy format new rows go to the open space, and reading is split at `sealed`.
+// In a lossy format new rows go to the open space, and reading is split at `sealed` and at each row's own.
 static void lossy_view(void) {
   kvc_cache_config config;
-  kvc_group_config group;
+  kvc_group_config group[2];
   kvc_cache cache = {0};
   kvc_sequence a = {0};
   kvc_scope scope = capi_shared();
   kvc_view v;
   kvc_batch batch;
   kvc_error error;
-  int32_t rows = 5, table[4], open_table[4], kv_len, sealed = -1, q_start[2], q_pos[5], i;
-  int64_t slot[5], open_slot[5];
-  capi_small(&config, &group, 8);
-  group.format.lossy = 1;
+  int32_t rows = 9, table[4], open_table[4], kv_len, sealed = -1, q_start[2], q_pos[9], row_sealed[9], exempt,
+          i;
+  int64_t slot[9], open_slot[9], exempt_slot[9];
+  capi_small(&config, &group[0], 8);
+  group[0].format.lossy = 1;
+  group[1] = group[0];
+  memset(&group[1].format, 0, sizeof group[1].format);
+  group[1].block_size = 2;
+  group[1].first_only = 1;
+  config.groups = group;
+  config.n_groups = 2;
   OK(kvc_cache_create(&config, &cache, &error));
   OK(kvc_open(cache, &scope, NULL, 0, NULL, &a, NULL, &error));
-  OK(kvc_extend(cache, a, 4, 0, NULL, &error));
-  OK(kvc_settle(cache, a, &error));
-  OK(kvc_extend(cache, a, 5, 0, NULL, &error));
+  OK(kvc_extend(cache, a, 9, 0, NULL, &error));
   memset(&v, 0, sizeof v);
   v.struct_size = (uint32_t)sizeof v;
   v.n = 1;
   v.table_columns = 4;
-  v.max_rows = 5;
+  v.max_rows = 9;
   v.sequences = &a;
   v.rows = &rows;
   v.table = table;
@@ -537,19 +597,32 @@ static void lossy_view(void) {
   v.q_pos = q_pos;
   memset(&batch, 0, sizeof batch);
   batch.struct_size = (uint32_t)sizeof batch;
-  REFUSED(kvc_view_batch(cache, &v, &batch, &error), KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_TABLE);
-  v.open_table = open_table;
-  REFUSED(kvc_view_batch(cache, &v, &batch, &error), KVC_BAD_ARGUMENT, KVC_FIELD_SEALED);
-  v.sealed = &sealed;
-  v.slot = slot;
-  REFUSED(kvc_view_batch(cache, &v, &batch, &error), KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_SLOT);
-  v.open_slot = open_slot;
+#define NEEDS(field, change)                                                   \
+  REFUSED(kvc_view_batch(cache, &v, &batch, &error), KVC_BAD_ARGUMENT, field); \
+  change
+  NEEDS(KVC_FIELD_OPEN_TABLE, v.open_table = open_table);
+  NEEDS(KVC_FIELD_SEALED, v.sealed = &sealed);
+  NEEDS(KVC_FIELD_ROW_SEALED, v.row_sealed = row_sealed; v.slot = slot);
+  NEEDS(KVC_FIELD_OPEN_SLOT, v.open_slot = open_slot; v.exempt_group = 1);
+  NEEDS(KVC_FIELD_EXEMPT_GROUP, v.exempt_group = 2);
+  NEEDS(KVC_FIELD_EXEMPT_TABLE, v.exempt_table = &exempt);
+  NEEDS(KVC_FIELD_EXEMPT_SLOT, v.exempt_slot = exempt_slot);
   OK(kvc_view_batch(cache, &v, &batch, &error));
-  IS(sealed == 4 && kv_len == 9 && open_table[0] == -1 && open_table[1] >= 0 && open_table[3] == -1);
-  for (i = 0; i < 5; ++i) {
-    IS(slot[i] == -1 && open_slot[i] == (int64_t)open_table[1 + i / 4] * 4 + i % 4);
+  IS(sealed == 8 && kv_len == 9 && open_table[0] >= 0 && open_table[1] >= 0 && open_table[3] == -1);
+  for (i = 0; i < 9; ++i) {
+    IS(slot[i] == -1 && open_slot[i] == (int64_t)open_table[i / 4] * 4 + i % 4);
+    IS(row_sealed[i] == (i + 1) / 4 * 4);
+    IS(exempt_slot[i] == (i < 2 ? (int64_t)exempt * 2 + i : -1));
   }
-  IS(batch.open_table == open_table && batch.sealed == &sealed);
+  IS(batch.open_table == open_table && batch.sealed == &sealed && batch.row_sealed == row_sealed);
+  IS(batch.exempt_table == &exempt && exempt >= 0);
+  v.group = 1;  // by itself: two slots, whatever the length
+  v.exempt_group = 0;
+  OK(kvc_view_batch(cache, &v, &batch, &error));
+  IS(kv_len == 2 && table[0] == exempt && table[1] == -1);
+  for (i = 0; i < 9; ++i) IS(slot[i] == exempt_slot[i]);
+  OK(kvc_view_csr(cache, &a, 1, 1, q_start, table, 4, &kv_len, &error));
+  IS(q_start[1] == 1 && kv_len == 2);
   OK(kvc_cache_destroy(cache, &error));
 }
 

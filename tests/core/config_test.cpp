@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "kvcache/cache.hpp"
+#include "kvcache/cache/packed.hpp"
+#include "kvcache/plan.hpp"
 
 using namespace kvcache;
 
@@ -115,9 +117,14 @@ TEST_CASE("open blocks of a lossy format are taken off the capacity before the r
   c.groups = {&g, 1};
   const result<geometry> geo = resolve(c);
   REQUIRE(geo);
-  CHECK(geo->group[0].open == 4 * (2 + 2));
-  CHECK(geo->group[0].total == (mebibytes(1).count - 16 * kibibytes(16).count) / kibibytes(4).count);
+  CHECK(geo->group[0].open == 4 * (2 + 2) + 512 / 16);  // and what one step may add
+  CHECK(geo->group[0].total == (mebibytes(1).count - 48 * kibibytes(16).count) / kibibytes(4).count);
   CHECK(geo->memory() == mebibytes(1));
+  c.max_step_tokens = 33;
+  CHECK(resolve(c)->group[0].open == 4 * (2 + 2) + 3);
+  g.format.deferred = true;
+  CHECK(resolve(c)->group[0].open == 4 * (2 + 2));
+  g.format.deferred = false;
   g.open = {5};
   CHECK(resolve(c)->group[0].open == 5);
   c.capacity = kibibytes(5 * 16);
@@ -170,6 +177,87 @@ TEST_CASE("every bad number of a cache configuration is refused by its name and 
   refuses(with([](auto& x) { x.max_scopes = 0; }), errc::bad_argument, "max_scopes", 0);
   refuses(with([](auto& x) { x.max_commands = -1; }), errc::bad_argument, "max_commands", -1);
   refuses(with([](auto& x) { x.max_commands = 65536; }), errc::bad_argument, "max_commands", 65536);
+  for (const int32_t n : {0, -1, INT32_MIN}) {
+    refuses(with([&](auto& x) { x.max_step_tokens = n; }), errc::bad_argument, "max_step_tokens", n);
+  }
+}
+
+TEST_CASE("a group of first tokens takes one block per text and does not count for the unit") {
+  std::array<group_config, 2> gs{group(32), group(2)};
+  gs[1].first_only = true;
+  cache_config c = good();
+  c.groups = gs;
+  const result<geometry> geo = resolve(c);
+  REQUIRE(geo);
+  CHECK(geo->unit == 32);
+  CHECK(geo->blocks_per_unit == 2);
+  CHECK(geo->group[1].per_unit == 1);
+  CHECK(geo->group[1].columns == 1);
+  // 1 MiB: blocks of 32 KiB and of 2 KiB; twice the 4 sequences, or a quarter of the units
+  CHECK(geo->group[1].total == 8);
+  CHECK(geo->group[0].total == (1024 - 8 * 2) / 32);
+  CHECK(geo->max_sequence_tokens == geo->group[0].total * 32);
+  CHECK(geo->nodes == geo->group[0].total);
+  CHECK(geo->memory() <= mebibytes(1));
+  CHECK(bytes_per_token(*geo).count == 1024);
+  CHECK(sequence_bytes(*geo, 33) == kibibytes(2 * 32 + 2));
+  CHECK(sequence_bytes(*geo, 1) == kibibytes(32 + 2));
+  CHECK(max_batch(*geo, 64) == 4);
+  c.max_sequences = 1;
+  CHECK(resolve(c)->group[1].total == 7);  // a quarter of 31 units
+  c.max_sequences = 100;
+  CHECK(resolve(c)->group[1].total == 30);  // never more than units
+  CHECK(resolve(c)->group[0].total == 30);
+  gs[1].total = {3};
+  CHECK(resolve(c)->group[1].total == 3);
+  CHECK(resolve(c)->group[0].total == (1024 - 3 * 2) / 32);
+  CHECK(max_batch(*resolve(c), 1) == 3);
+  CHECK(max_context(*resolve(c), 4) == 0);
+  CHECK(max_context(*resolve(c), 3) == 10 * 32);
+}
+
+TEST_CASE("a group of first tokens that names no total takes as many as the units of the others want") {
+  std::array<group_config, 2> gs{group(16, 40), group(4)};
+  gs[1].first_only = true;
+  cache_config c = good();
+  c.capacity = {};
+  c.groups = gs;
+  c.max_sequences = 4;
+  REQUIRE(resolve(c));
+  CHECK(resolve(c)->group[1].total == 10);
+  const uint64_t print = resolve(c)->format_fingerprint;
+  gs[1].first_only = false;
+  gs[1].total = {40};
+  CHECK(resolve(c)->format_fingerprint != print);
+}
+
+TEST_CASE("the groups of a packed cache are the packed blocks and exact copies of the exempt tokens") {
+  const group_shape shape{.layers = 3, .kv_heads = 2, .head_dim_k = 64, .head_dim_v = 32};
+  kv_format f{.k = {.codes = code::int4, .axis = scale_axis::channel, .group_size = 32},
+              .v = {.codes = code::int4},
+              .residual = 8,
+              .exempt = 4};
+  const auto packed = packed_groups(shape, 64, {&f, 1});
+  REQUIRE(packed);
+  REQUIRE(packed->span().size() == 2);
+  const group_config& p = packed->span()[0];
+  CHECK(p.format == *block_format_of({&f, 1}, shape, 64));
+  CHECK((p.format.residual == 8 && p.format.exempt == 4 && p.format.lossy && !p.format.deferred));
+  const group_config& e = packed->span()[1];
+  CHECK((e.first_only && e.block_size == 4 && e.shape == shape && e.format == block_format{}));
+  CHECK(packed_groups(shape, 64, {&f, 1}, true)->group[0].format.deferred);
+  cache_config c = good();
+  c.capacity = mebibytes(8);
+  c.groups = packed->span();
+  CHECK(resolve(c));
+  f.exempt = 0;
+  CHECK(packed_groups(shape, 64, {&f, 1})->count == 1);
+  f = {.residual = 8, .exempt = 2};  // nothing is rounded
+  const auto exact = packed_groups(shape, 16, {&f, 1}, true);
+  REQUIRE(exact);
+  CHECK((exact->count == 1 && exact->group[0].format == block_format{}));
+  f.exempt = 3;
+  CHECK(std::string(packed_groups(shape, 16, {&f, 1}).error().field) == "exempt");
 }
 
 TEST_CASE("the usual command list holds a copy and a turn of every block of a sequence") {
@@ -188,10 +276,13 @@ TEST_CASE("an empty command list holds what one sequence can queue at once") {
   group_config x = group();
   x.format.lossy = true;
   x.block_size = 16;
+  x.total = {64};
   cache_config c = good();
   c.groups = {&x, 1};
   c.max_sequences = 1;
   c.max_sequence_tokens = 1024;
+  CHECK(resolve(c)->max_commands == 4);  // seals of a step have a list of their own
+  x.format.deferred = true;
   const auto geo = resolve(c);
   REQUIRE(geo);
   CHECK(geo->max_commands == 64);  // the seals of 1,024 tokens, more than the usual four
@@ -229,6 +320,20 @@ TEST_CASE("every bad number of a group is refused by its name and value") {
   refuses(with([](auto& x) { x.format.lossy = true, x.format.residual = INT32_MAX, x.block_size = 1; }),
           errc::bad_argument, "format.residual", INT32_MAX);
   refuses(with([](auto& x) { x.format.lossy = true, x.reserve = 16; }), errc::unsupported, "reserve", 16);
+  refuses(with([](auto& x) { x.format.deferred = true; }), errc::bad_argument, "format.deferred", 1);
+  refuses(with([](auto& x) { x.format.exempt = -1; }), errc::bad_argument, "format.exempt", -1);
+  refuses(with([](auto& x) { x.format.exempt = 17; }), errc::bad_argument, "format.exempt", 17);
+  refuses(with([](auto& x) { x.first_only = true; }), errc::bad_argument, "block_size", 16);
+  const auto first = [&](auto change) {
+    return with([&](auto& x) {
+      x.first_only = true;
+      x.block_size = 4;
+      change(x);
+    });
+  };
+  refuses(first([](auto& x) { x.reserve = 4; }), errc::unsupported, "reserve", 4);
+  refuses(first([](auto& x) { x.format.fingerprint = 3; }), errc::unsupported, "format", 0);
+  refuses(first([](auto&) {}), errc::bad_argument, "block_size", 4);  // nothing but first tokens
   refuses(with([](auto& x) { x.shape.v_aliases_k = true, x.shape.head_dim_v = 65; }), errc::bad_argument,
           "head_dim_v", 65);
 }

@@ -143,6 +143,8 @@ TEST_CASE("the layout fingerprint differs for every field that changes what a bl
   differs(base, 16, (f = plain, f.block = {4096}, f));
   differs(base, 16, (f = plain, f.residual = 32, f));
   differs(base, 16, (f = plain, f.lossy = true, f));
+  differs(base, 16, (f = plain, f.lossy = true, f.deferred = true, f));
+  differs(base, 16, (f = plain, f.lossy = true, f.exempt = 1, f));
   differs(base, 16, (f = plain, f.fingerprint = 1, f));
   differs(base, 16, (f = plain, f.fingerprint = uint64_t{1} << 32, f));
   CHECK(layout_fingerprint(base, 16, plain) == layout_fingerprint(gqa(), 16, {}));

@@ -36,22 +36,25 @@ typedef struct kvc_block_format {
   int32_t residual;      ///< newest tokens that stay unsealed (lossy formats only)
   int32_t lossy;         ///< non-zero: sealing rounds; blocks have an open form with ids of their own
   uint64_t fingerprint;  ///< identity of codec and parameters; part of the sharing scope
+  int32_t deferred;      ///< non-zero: blocks are sealed by kvc_settle, not by the step that makes them final
+  int32_t exempt;        ///< leading tokens of a text that the first block's seal leaves out of all ranges
 } kvc_block_format;
 
 /// Layers that share one block table.
 typedef struct kvc_group_config {
-  uint32_t struct_size;     ///< sizeof(kvc_group_config)
-  int32_t block_size;       ///< tokens, a power of two; 0 = 16
-  int32_t layers;           ///< required: layers that own storage
-  int32_t kv_heads;         ///< required: per layer
-  int32_t head_dim_k;       ///< required: values of one K head
-  int32_t head_dim_v;       ///< values of one V head; 0 = as K
-  int32_t type;             ///< KVC_F32, KVC_F16, KVC_BF16
-  int32_t v_aliases_k;      ///< non-zero: V is the first head_dim_v values of K and is stored once (MLA)
-  int32_t window;           ///< sliding window; reserved, 0
-  int32_t total;            ///< blocks; 0 = this group's part of kvc_cache_config.capacity
-  int32_t open;             ///< open blocks of a lossy format; 0 = enough for every sequence's residual
-  int32_t reserved;         ///< 0
+  uint32_t struct_size;  ///< sizeof(kvc_group_config)
+  int32_t block_size;    ///< tokens, a power of two; 0 = 16
+  int32_t layers;        ///< required: layers that own storage
+  int32_t kv_heads;      ///< required: per layer
+  int32_t head_dim_k;    ///< required: values of one K head
+  int32_t head_dim_v;    ///< values of one V head; 0 = as K
+  int32_t type;          ///< KVC_F32, KVC_F16, KVC_BF16
+  int32_t v_aliases_k;   ///< non-zero: V is the first head_dim_v values of K and is stored once (MLA)
+  int32_t window;        ///< sliding window; reserved, 0
+  int32_t total;         ///< blocks; 0 = this group's part of kvc_cache_config.capacity
+  int32_t open;  ///< open blocks of a lossy format; 0 = enough for every sequence's residual, and unless its
+                 ///< seals are deferred for max_step_tokens
+  int32_t first_only;       ///< non-zero: stores only the first block_size (1, 2, 4) tokens of a text
   kvc_block_format format;  ///< how sealed blocks are stored
 } kvc_group_config;
 
@@ -66,11 +69,13 @@ typedef struct kvc_cache_config {
   int32_t n_accounts;             ///< 0 with NULL
   int32_t max_sequences;          ///< open at the same time; 0 = 256
   int32_t max_sequence_tokens;    ///< per sequence; 0 = as many as the smallest group holds
-  int32_t max_nodes;     ///< units in the prefix index; 0 = as many as the blocks can fill, -1 = none
-  int32_t max_scopes;    ///< sharing scopes with something cached or open; 0 = 1024
-  int32_t max_events;    ///< index events kept between two steps; 0 = none are recorded
-  int32_t max_commands;  ///< queued between two steps; 0 = four per sequence and group, or more if needed
-  int32_t max_gathers;   ///< sequences that may gather (kvc_retain) between two steps; 0 = 8, -1 = none
+  int32_t max_nodes;        ///< units in the prefix index; 0 = as many as the blocks can fill, -1 = none
+  int32_t max_scopes;       ///< sharing scopes with something cached or open; 0 = 1024
+  int32_t max_events;       ///< index events kept between two steps; 0 = none are recorded
+  int32_t max_commands;     ///< queued between two steps; 0 = four per sequence and group, or more if needed
+  int32_t max_gathers;      ///< sequences that may gather (kvc_retain) between two steps; 0 = 8, -1 = none
+  int32_t max_step_tokens;  ///< new tokens of all sequences in one step, for lossy formats; 0 = 512
+  int32_t reserved;         ///< 0
 } kvc_cache_config;
 
 /// One group as it is built.
@@ -81,6 +86,8 @@ typedef struct kvc_group_geometry {
   int32_t blocks_per_unit;   ///< blocks of this group in one node of the index
   int32_t columns;           ///< table entries of the longest sequence
   int32_t lossy;             ///< 1: has an open table
+  int32_t deferred;          ///< 1: sealed by kvc_settle
+  int32_t first_only;        ///< 1: stores the first block_size tokens of a text
   int64_t block_bytes;       ///< one block over all layers
   int64_t open_block_bytes;  ///< one open block over all layers
   int64_t memory;            ///< all blocks
@@ -151,6 +158,11 @@ KVC_API kvc_status kvc_cache_evict(kvc_cache cache, int32_t n, int32_t* evicted,
 KVC_API kvc_status kvc_cache_commands(kvc_cache cache, const kvc_command** commands, int32_t* n,
                                       kvc_error* error);
 
+/// The packing of blocks that this step makes final (KVC_OP_SEAL, all of stage 0): to be run in every layer
+/// between its append and its attention, since queries of one step read a block in both forms. Owns, Fails,
+/// Cost: as kvc_cache_commands.
+KVC_API kvc_status kvc_cache_seals(kvc_cache cache, const kvc_command** seals, int32_t* n, kvc_error* error);
+
 /// Payload of the KVC_OP_GATHER among these commands: what kvc_run.ids wants. A command's list begins at its
 /// `arg`: blocks read, blocks written, the place (kvc_lengths) of the sequence, then these block ids. Which
 /// slots stay says entry `place` of kvc_run.keeps when the command runs. Owns, Fails, Cost: as
@@ -167,8 +179,9 @@ KVC_API kvc_status kvc_cache_events(kvc_cache cache, const kvc_event** events, i
 KVC_API kvc_status kvc_cache_tokens(kvc_cache cache, int32_t node, const int32_t** tokens, int32_t* n,
                                     kvc_error* error);
 
-/// The commands have been handed to the data plane: forgets them and the events, and publishes the counters
-/// to kvc_cache_board. Fails: KVC_STALE_HANDLE. Cost: O(1).
+/// The commands and seals have been handed to the data plane: forgets them and the events, gives back the
+/// open blocks that were sealed, and publishes the counters to kvc_cache_board. Fails: KVC_STALE_HANDLE.
+/// Cost: O(commands + seals).
 KVC_API kvc_status kvc_cache_end_step(kvc_cache cache, kvc_error* error);
 
 /// The counters as they are now. Requires: stats->struct_size set. Fails: KVC_BAD_ARGUMENT, KVC_ABI,

@@ -111,20 +111,22 @@ KVC_API kvc_status kvc_open(kvc_cache cache, const kvc_scope* scope, const int32
 KVC_API kvc_status kvc_peek(kvc_cache cache, const kvc_scope* scope, const int32_t* prompt, int32_t n,
                             int32_t recompute, int32_t* reusable, kvc_error* error);
 
-/// Hands out slots for `n` more tokens and queues copies of shared blocks that are about to be written. With
-/// `draft` they must be accepted before they are committed, and `got` (then needed) may be less than `n`: a
-/// lossy format stops a draft before the next seal. Fails: KVC_OUT_OF_BLOCKS with the blocks missing,
+/// Hands out slots for `n` more tokens and queues copies of shared blocks that are about to be written, and
+/// the seals that the tokens make due (kvc_cache_seals). With `draft` they must be accepted before they are
+/// committed, and `got` (then needed) may be less than `n`: a lossy format that is not deferred stops a draft
+/// before the next seal. Fails: KVC_OUT_OF_BLOCKS with the blocks missing (field OPEN: too many new tokens in
+/// one step),
 /// KVC_OVER_QUOTA, KVC_TOO_LONG, KVC_BUSY (drafts outstanding, or commands to be run first),
 /// KVC_BAD_ARGUMENT, KVC_STALE_HANDLE. Cost: O(blocks added), plus evictions.
 KVC_API kvc_status kvc_extend(kvc_cache cache, kvc_sequence sequence, int32_t n, int32_t draft, int32_t* got,
                               kvc_error* error);
 
-/// Keeps the first `n` draft tokens, gives the others back, and settles. Fails: KVC_BAD_ARGUMENT, KVC_BUSY
-/// (run the commands first), KVC_STALE_HANDLE.
+/// Keeps the first `n` draft tokens and gives the others back. Fails: KVC_BAD_ARGUMENT, KVC_STALE_HANDLE.
 KVC_API kvc_status kvc_accept(kvc_cache cache, kvc_sequence sequence, int32_t n, kvc_error* error);
 
-/// After the step that wrote them: queues the packing of blocks that are final (lossy formats; else nothing).
-/// Fails: KVC_BUSY, KVC_STALE_HANDLE.
+/// After the step that wrote them: queues the packing of blocks that are final, for formats whose seals are
+/// deferred; else nothing. What is computed after the first seal is not indexed. Fails: KVC_BUSY,
+/// KVC_STALE_HANDLE.
 KVC_API kvc_status kvc_settle(kvc_cache cache, kvc_sequence sequence, kvc_error* error);
 
 /// Shortens to `n` tokens or below: a packed block cannot be reopened. `reached` (needed) is the new length;
@@ -134,7 +136,9 @@ KVC_API kvc_status kvc_truncate(kvc_cache cache, kvc_sequence sequence, int32_t 
 
 /// Makes full units of `text` [n], all tokens of the sequence from the first, available to others. Requires:
 /// K and V of these tokens are written. `indexed` is how many tokens are in the index now; fewer than could
-/// be when it is full. Fails: KVC_BAD_ARGUMENT when it is not the text committed before, KVC_STALE_HANDLE.
+/// be when it is full. With a lossy format only packed units, and with a residual above 1 or deferred seals
+/// nothing that was computed after the prefix that kvc_open found, or after kvc_truncate cut into packed
+/// blocks. Fails: KVC_BAD_ARGUMENT when it is not the text committed before, KVC_STALE_HANDLE.
 /// Cost: O(new tokens).
 KVC_API kvc_status kvc_commit(kvc_cache cache, kvc_sequence sequence, const int32_t* text, int32_t n,
                               int32_t* indexed, kvc_error* error);
@@ -173,13 +177,19 @@ KVC_API kvc_status kvc_close(kvc_cache cache, kvc_sequence sequence, kvc_error* 
 KVC_API kvc_status kvc_get_lengths(kvc_cache cache, kvc_sequence sequence, kvc_lengths* lengths,
                                    kvc_error* error);
 
+/// Leading tokens of a group that the query which is the `tokens`-th token of the sequence reads from packed
+/// blocks (`sealed`, needed): kvc_batch.row_sealed of that row. Requires: `tokens` above the length that the
+/// step began with. Fails: KVC_BAD_ARGUMENT, KVC_STALE_HANDLE. Cost: O(1).
+KVC_API kvc_status kvc_sealed_at(kvc_cache cache, kvc_sequence sequence, int32_t group, int32_t tokens,
+                                 int32_t* sealed, kvc_error* error);
+
 /// Block ids of a sequence in one group, in token order. Both outputs are needed. Owns: the cache; valid
 /// until the next verb on any sequence of it. Fails: KVC_BAD_ARGUMENT, KVC_STALE_HANDLE. Cost: O(1).
 KVC_API kvc_status kvc_table(kvc_cache cache, kvc_sequence sequence, int32_t group, const int32_t** ids,
                              int32_t* n, kvc_error* error);
 
-/// Ids of the open blocks in the columns of kvc_table, -1 where a block is sealed; n = 0 for a lossless
-/// format. Else as kvc_table.
+/// Ids of the open blocks in the columns of kvc_table, -1 where a block was sealed in an earlier step; n = 0
+/// for a lossless format. Else as kvc_table.
 KVC_API kvc_status kvc_open_table(kvc_cache cache, kvc_sequence sequence, int32_t group, const int32_t** ids,
                                   int32_t* n, kvc_error* error);
 
@@ -191,7 +201,7 @@ typedef struct kvc_view {
   int32_t n;                      ///< sequences
   int32_t table_columns;          ///< ids per row of table: at least the blocks of the longest sequence
   int32_t max_rows;               ///< entries that q_pos, slot and open_slot have room for
-  int32_t reserved;               ///< 0
+  int32_t exempt_group;           ///< 1 + the group of first tokens that belongs to it, 0 = none
   const kvc_sequence* sequences;  ///< [n]
   const int32_t* rows;            ///< [n] new rows of each sequence; NULL = one each
   int32_t* table;                 ///< needed: [n][table_columns] block ids, the rest of a row is -1
@@ -203,7 +213,10 @@ typedef struct kvc_view {
   int32_t* q_pos;    ///< needed: [max_rows] slot of each new row, up to which it sees; its text position as
                      ///< long as nothing was dropped, and that less what was dropped afterwards
   int64_t* slot;  ///< [max_rows] where the new rows are stored, -1 where only open_slot is; NULL = not wanted
-  int64_t* open_slot;  ///< [max_rows] the same in the open space; needed with slot for a lossy format
+  int64_t* open_slot;     ///< [max_rows] the same in the open space; needed with slot for a lossy format
+  int32_t* row_sealed;    ///< [max_rows] tokens each row reads from table; needed for a lossy format
+  int32_t* exempt_table;  ///< [n] block of exempt_group, -1 = none; needed with exempt_group
+  int64_t* exempt_slot;   ///< [max_rows] slots in it, -1 for later tokens; needed with exempt_group and slot
 } kvc_view;
 
 /// Describes a step's sequences to kernels: tables, lengths, positions, and the slots that kvc_append wants.

@@ -7,6 +7,44 @@
 
 namespace kvcache::detail {
 
+// Slots that may be handed out without asking.
+template <class Traits>
+const char* check_exclusive(const core<Traits>& c, int32_t i, int32_t g) noexcept {
+  constexpr const char* broken = "exclusive slots";
+  const sequence_state& q = c.seqs.state(i);
+  const group_geometry& x = c.geo.group[g];
+  if (q.held >= q.exclusive) return nullptr;
+  if (q.exclusive > c.geo.max_sequence_tokens) return broken;
+  if (x.seals_in_step() && q.exclusive >= int64_t{q.sealed[g]} + x.block_size + x.format.residual)
+    return broken;
+  for (int32_t k = x.stored(q.held) / x.block_size; int64_t{k} * x.block_size < x.stored(q.exclusive); ++k) {
+    const auto column = static_cast<size_t>(k);
+    if (k >= q.columns[g] || c.pool.pool(g).immutable(c.seqs.table(i, g)[column])) return broken;
+    if (x.format.lossy && c.pool.open(g).immutable(c.seqs.open_table(i, g)[column])) return broken;
+  }
+  return nullptr;
+}
+
+// Which blocks have a packed form, and which an open one.
+template <class Traits>
+const char* check_forms(const core<Traits>& c, int32_t i, int32_t g) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  const group_geometry& x = c.geo.group[g];
+  if (!x.format.lossy) return q.sealed[g] == 0 && q.packed[g] == 0 ? nullptr : "sealed";
+  const auto open = c.seqs.open_table(i, g);
+  if (q.sealed[g] % x.block_size != 0 || q.sealed[g] > q.accepted) return "sealed";
+  if (q.packed[g] % x.block_size != 0 || q.packed[g] > q.sealed[g]) return "packed";
+  if (q.packed[g] != q.sealed[g] && !c.seqs.noted(i)) return "open forms that never go";
+  if (x.seals_in_step() && q.sealed[g] < x.sealed_at(q.accepted)) return "a seal is late";
+  for (size_t k = 0; k < open.size(); ++k) {
+    const bool packed = static_cast<int32_t>(k) < q.packed[g] / x.block_size;
+    const bool sealed = static_cast<int32_t>(k) < q.sealed[g] / x.block_size;
+    if (packed != (open[k] == no_block)) return "open table";
+    if (sealed && !c.pool.sealed(g, c.seqs.table(i, g)[k])) return "sealed block";
+  }
+  return nullptr;
+}
+
 template <class Traits>
 const char* check_tables(const core<Traits>& c) noexcept {
   for (int32_t i = 0; i < c.seqs.capacity(); ++i) {
@@ -20,27 +58,14 @@ const char* check_tables(const core<Traits>& c) noexcept {
       const auto table = c.seqs.table(i, g);
       // A reservation is taken by the first extend.
       const bool untouched = q.held == 0 && q.columns[g] == 0;
-      const int32_t columns = std::max(ceil_div(q.held, x.block_size), x.reserve_blocks);
+      const int32_t columns = std::max(ceil_div(x.stored(q.held), x.block_size), x.reserve_blocks);
       if (!untouched && q.columns[g] != columns) return "columns";
-      for (int32_t n = 0; n < q.path; ++n) {
+      for (int32_t n = 0; n < (x.first_only ? std::min(q.path, 1) : q.path); ++n) {
         const auto b = c.tree.blocks_of(c.seqs.path(i)[static_cast<size_t>(n)], g);
         if (!std::equal(b.begin(), b.end(), table.begin() + n * x.per_unit)) return "path blocks";
       }
-      for (int32_t k = q.held / x.block_size; k * x.block_size < q.exclusive; ++k) {
-        if (q.held >= q.exclusive) break;
-        if (k >= q.columns[g] || x.format.lossy || q.exclusive > c.geo.max_sequence_tokens ||
-            c.pool.pool(g).immutable(table[static_cast<size_t>(k)])) {
-          return "exclusive slots";
-        }
-      }
-      if (!x.format.lossy) continue;
-      const auto open = c.seqs.open_table(i, g);
-      if (q.sealed[g] % x.block_size != 0 || q.sealed[g] > q.accepted) return "sealed";
-      for (size_t k = 0; k < open.size(); ++k) {
-        const bool sealed = static_cast<int32_t>(k) < q.sealed[g] / x.block_size;
-        if (sealed != (open[k] == no_block)) return "open table";
-        if (sealed && !c.pool.sealed(g, table[k])) return "sealed block";
-      }
+      if (const char* broken = check_exclusive(c, i, g)) return broken;
+      if (const char* broken = check_forms(c, i, g)) return broken;
     }
     for (int32_t n = 0; n < q.path; ++n) {
       const node_id above = n == 0 ? no_node : c.seqs.path(i)[static_cast<size_t>(n - 1)];
@@ -113,9 +138,22 @@ const char* check_blocks(const core<Traits>& c, int32_t g, fixed_array<int32_t>&
       if (b != no_block) ++open_shares[index(b)];
     }
   }
+  const char* broken = nullptr;
+  for (const kvc_command& s : c.pool.seals().view()) {
+    if (s.group != g) continue;
+    ++open_shares[static_cast<size_t>(s.src)];
+    const block_id b{s.dst};
+    if ((pool.shares(b) == 0 && !pool.indexed(b)) || !c.pool.sealed(g, b)) broken = "seal of a free block";
+    if (!c.pool.seals().waits(g, b)) broken = "place of a seal";
+  }
   walk(c, [&](node_id r) {
-    for (const block_id b : c.tree.blocks_of(r, g)) ++indexed[index(b)];
+    const bool none = c.geo.group[g].first_only && c.tree.tree().parent(r) != no_node;
+    for (const block_id b : c.tree.blocks_of(r, g)) {
+      if (none != (b == no_block)) broken = "blocks of a node";
+      if (b != no_block) ++indexed[index(b)];
+    }
   });
+  if (broken != nullptr) return broken;
   int32_t in_cache = 0;
   int32_t used = 0;
   for (int32_t i = 0; i < pool.total_blocks(); ++i) {

@@ -20,11 +20,17 @@ struct group_config {
   group_shape shape{};      ///< of the layers in this group
   int32_t block_size = 16;  ///< tokens, a power of two
   blocks total{};           ///< 0 = this group's part of `cache_config::capacity`
-  blocks open{};            ///< open blocks of a lossy format; 0 = enough for every sequence's residual
+  /// Open blocks of a lossy format; 0 = enough for every sequence's residual, and unless its seals are
+  /// deferred for the new tokens of a step (`cache_config::max_step_tokens`).
+  blocks open{};
   /// Tokens a sequence reserves at its first extend, for an allocator that shares no blocks (`contiguous`);
   /// 0 = grow by block.
   int32_t reserve = 0;
   block_format format{};  ///< how full blocks are stored; default: as they were written
+  /// The group stores only the first `block_size` (1, 2 or 4) tokens of a text, in one block: exact copies of
+  /// attention sinks beside packed ones. Only with the default format. `total` 0 = a block for every sequence
+  /// twice, or for a quarter of the units if that is more, but not more than units.
+  bool first_only = false;
 };
 
 /// Everything that bounds the memory of a cache. Nothing is allocated after creation.
@@ -43,6 +49,8 @@ struct cache_config {
   /// if that is more: a seal per block, or to drop tokens (`retain`) a copy and a turn per block.
   int32_t max_commands = 0;
   int32_t max_gathers = 8;  ///< sequences of the longest kind that may drop tokens between two steps
+  /// New tokens of all sequences in one step, for lossy formats: their open blocks live until the step's end.
+  int32_t max_step_tokens = 512;
   /// Most blocks that each account may hold, all groups together. Empty = one account without a limit.
   std::span<const int32_t> account_limits{};
 };
@@ -58,6 +66,23 @@ struct group_geometry {
   int32_t columns = 0;         ///< table entries of one sequence
   int32_t reserve_blocks = 0;  ///< taken together by each sequence
   block_format format{};       ///< how full blocks are stored
+  bool first_only = false;     ///< stores the first block_size tokens of a text
+
+  /// Of the first `tokens` tokens of a text, those that the group stores.
+  constexpr int32_t stored(int32_t tokens) const noexcept {
+    return first_only ? std::min(tokens, block_size) : tokens;
+  }
+  /// Blocks of the group in the first `units` nodes of a text.
+  constexpr int32_t blocks_of_units(int32_t units) const noexcept {
+    return first_only ? std::min(units, 1) : units * per_unit;
+  }
+  /// Whether the step that makes a block final also seals it.
+  constexpr bool seals_in_step() const noexcept { return format.lossy && !format.deferred; }
+  /// Leading tokens of a text that the query which is its `tokens`-th token reads packed; whole blocks.
+  constexpr int32_t sealed_at(int32_t tokens) const noexcept {
+    const int64_t final = int64_t{tokens} - format.residual;
+    return final <= 0 ? 0 : static_cast<int32_t>(final - final % block_size);
+  }
 
   /// Bytes of all its planes, open blocks included.
   bytes memory() const noexcept {
@@ -107,18 +132,40 @@ inline status resolve_group(const group_config& in, group_geometry& out) noexcep
     return {errc::bad_argument, "format.open_block", f.open_block.count};
   }
   if (f.residual < 0) return {errc::bad_argument, "format.residual", f.residual};
-  if (f.lossy && in.reserve != 0) return {errc::unsupported, "reserve", in.reserve};
+  if (f.deferred && !f.lossy) return {errc::bad_argument, "format.deferred", 1};
+  if (f.exempt < 0 || f.exempt > in.block_size) return {errc::bad_argument, "format.exempt", f.exempt};
+  if ((f.lossy || in.first_only) && in.reserve != 0) return {errc::unsupported, "reserve", in.reserve};
+  if (in.first_only && in.block_size > 4) return {errc::bad_argument, "block_size", in.block_size};
+  if (in.first_only && f != block_format{}) return {errc::unsupported, "format", 0};
   out = {.shape = in.shape,
          .block_size = in.block_size,
          .total = in.total.count,
          .open = in.open.count,
          .reserve_blocks = ceil_div(in.reserve, in.block_size),
-         .format = f};
+         .format = f,
+         .first_only = in.first_only};
+  return {};
+}
+
+// What a node holds of each group. A group of first tokens does not count for the unit, but all it stores
+// must lie in the first one.
+inline status resolve_units(geometry& geo) noexcept {
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    if (!x.first_only) geo.unit = std::max(geo.unit, x.block_size);
+  }
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    group_geometry& x = geo.group[g];
+    if (x.first_only && x.block_size > geo.unit) return {errc::bad_argument, "block_size", x.block_size};
+    x.per_unit = x.first_only ? 1 : geo.unit / x.block_size;
+    x.unit_offset = geo.blocks_per_unit;
+    geo.blocks_per_unit += x.per_unit;
+  }
   return {};
 }
 
 // Open blocks hold the residual, the block being filled and one more that fills while the oldest waits to be
-// sealed.
+// sealed; and what a step makes final stays open to its end.
 inline status default_open(const cache_config& c, geometry& geo) noexcept {
   for (int32_t g = 0; g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];
@@ -126,10 +173,11 @@ inline status default_open(const cache_config& c, geometry& geo) noexcept {
       x.open = 0;
     } else if (x.open == 0) {
       const int64_t each = int64_t{ceil_div(x.format.residual, x.block_size)} + 2;
-      if (c.max_sequences * each > (1 << 30)) {
+      const int64_t step = x.format.deferred ? 0 : ceil_div(c.max_step_tokens, x.block_size);
+      if (c.max_sequences * each + step > (1 << 30)) {
         return {errc::bad_argument, "format.residual", x.format.residual};
       }
-      x.open = static_cast<int32_t>(c.max_sequences * each);
+      x.open = static_cast<int32_t>(c.max_sequences * each + step);
     }
   }
   return {};
@@ -141,45 +189,90 @@ constexpr bool add_product(int64_t& sum, int64_t a, int64_t b) noexcept {
   return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(sum, product, &sum);
 }
 
+// Blocks of a group of first tokens where the user named none: one for each live text and, with luck, for
+// each cached one.
+constexpr int64_t first_blocks(const cache_config& c, int64_t units) noexcept {
+  return std::min(std::max<int64_t>(units, 1), std::max(int64_t{2} * c.max_sequences, units / 4));
+}
+
+// Whether `units` of every group fit into the capacity.
+inline bool units_fit(const cache_config& c, const geometry& geo, int64_t unit_bytes, int64_t rest,
+                      int64_t units) noexcept {
+  bool fit = add_product(rest, unit_bytes, units);
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    if (!x.first_only || x.total != 0) continue;
+    fit = fit && add_product(rest, block_bytes(x.shape, x.block_size).count, first_blocks(c, units));
+  }
+  return fit && rest <= c.capacity.count;
+}
+
+// Groups of first tokens that name no total: as many as the units of the others want.
+inline void share_first(const cache_config& c, geometry& geo) noexcept {
+  int64_t units = INT32_MAX;
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    if (!x.first_only) units = std::min<int64_t>(units, x.total / x.per_unit);
+  }
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    group_geometry& x = geo.group[g];
+    if (x.first_only && x.total == 0) x.total = static_cast<int32_t>(first_blocks(c, units));
+  }
+}
+
+// Most units that fit: found by halving, as the blocks of a group of first tokens are no multiple of them.
+inline int64_t most_units(const cache_config& c, const geometry& geo, int64_t unit_bytes,
+                          int64_t rest) noexcept {
+  int64_t fit = 0;
+  int64_t more = c.capacity.count < rest ? 1 : (c.capacity.count - rest) / unit_bytes + 1;
+  if (more > 1 && units_fit(c, geo, unit_bytes, rest, more - 1)) return more - 1;
+  while (more - fit > 1) {
+    const int64_t half = fit + (more - fit) / 2;
+    (units_fit(c, geo, unit_bytes, rest, half) ? fit : more) = half;
+  }
+  return fit;
+}
+
 // Blocks from bytes: whole units only, so that no group can run out while another still has room for the same
 // text.
 inline status share_capacity(const cache_config& c, geometry& geo) noexcept {
   bool asked = false;
   int64_t unit_bytes = 0;
-  int64_t open_bytes = 0;
+  int64_t rest = 0;
   for (int32_t g = 0; g < geo.groups; ++g) {
     const group_geometry& x = geo.group[g];
-    asked |= x.total == 0;
-    if (!add_product(unit_bytes, block_bytes(x.shape, x.block_size, x.format).count, x.per_unit)) {
-      return {errc::bad_argument, "block_size", x.block_size};
-    }
-    if (!add_product(open_bytes, open_block_bytes(x.shape, x.block_size, x.format).count, x.open)) {
+    asked |= x.total == 0 && !x.first_only;
+    const int64_t block = block_bytes(x.shape, x.block_size, x.format).count;
+    const bool fit =
+        x.first_only ? add_product(rest, block, x.total) : add_product(unit_bytes, block, x.per_unit);
+    if (!fit) return {errc::bad_argument, "block_size", x.block_size};
+    if (!add_product(rest, open_block_bytes(x.shape, x.block_size, x.format).count, x.open)) {
       return {errc::bad_argument, "open", x.open};
     }
   }
-  if (!asked) return {};
-  const int64_t units = c.capacity.count < open_bytes ? 0 : (c.capacity.count - open_bytes) / unit_bytes;
-  if (units < 1) return {errc::bad_argument, "capacity", c.capacity.count};
-  for (int32_t g = 0; g < geo.groups; ++g) {
+  const int64_t units = asked ? most_units(c, geo, unit_bytes, rest) : 0;
+  if (asked && units < 1) return {errc::bad_argument, "capacity", c.capacity.count};
+  for (int32_t g = 0; asked && g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];
-    if (x.total != 0) continue;
+    if (x.total != 0 || x.first_only) continue;
     const int64_t step = std::max(1, x.reserve_blocks);
     const int64_t n = units * x.per_unit / step * step;
     if (n < 1 || n > (1 << 30)) return {errc::bad_argument, "capacity", c.capacity.count};
     x.total = static_cast<int32_t>(n);
   }
+  share_first(c, geo);
   return {};
 }
 
 // An empty list must hold whatever one verb queues for one sequence, or it would be refused for ever: a copy
-// per group, or the seals of everything it holds. A drop (retain.hpp) may copy and turn every block: the
-// default has room for that too.
+// per group, or the deferred seals of everything it holds. A drop (retain.hpp) may copy and turn every block:
+// the default has room for that too.
 inline status resolve_commands(const cache_config& c, geometry& geo) noexcept {
   constexpr int64_t most = 65535;  // command_list::max_capacity
   int64_t seals = 0;
   int64_t drop = 0;
   for (int32_t g = 0; g < geo.groups; ++g) {
-    seals += geo.group[g].format.lossy ? geo.group[g].columns : 0;
+    seals += geo.group[g].format.deferred ? geo.group[g].columns : 0;
     drop += geo.group[g].format.lossy ? 0 : 2 * int64_t{geo.group[g].columns};
   }
   const int64_t least = std::max<int64_t>(geo.groups, seals);
@@ -204,6 +297,7 @@ inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
   int64_t nodes = 1 << 29;
   for (int32_t g = 0; g < geo.groups; ++g) {
     const group_geometry& x = geo.group[g];
+    if (x.first_only) continue;
     most = std::min(most, int64_t{x.total} * x.block_size);
     nodes = std::min<int64_t>(nodes, x.total / x.per_unit);
   }
@@ -218,7 +312,7 @@ inline status resolve_bounds(const cache_config& c, geometry& geo) noexcept {
     if (x.reserve_blocks != 0 && x.total % x.reserve_blocks != 0) {
       return {errc::bad_argument, "total", x.total};
     }
-    x.columns = std::max(ceil_div(geo.max_sequence_tokens, x.block_size), x.reserve_blocks);
+    x.columns = std::max(ceil_div(x.stored(geo.max_sequence_tokens), x.block_size), x.reserve_blocks);
   }
   return resolve_commands(c, geo);
 }
@@ -252,6 +346,7 @@ inline result<geometry> resolve(const cache_config& c) noexcept {
     return {errc::bad_argument, "max_sequences", c.max_sequences};
   }
   if (c.max_scopes < 1) return {errc::bad_argument, "max_scopes", c.max_scopes};
+  if (c.max_step_tokens < 1) return {errc::bad_argument, "max_step_tokens", c.max_step_tokens};
   geo.groups = static_cast<int32_t>(count);
   geo.max_sequences = c.max_sequences;
   geo.max_scopes = c.max_scopes;
@@ -261,15 +356,10 @@ inline result<geometry> resolve(const cache_config& c) noexcept {
   for (int32_t g = 0; g < geo.groups; ++g) {
     group_geometry& x = geo.group[g];
     if (status s = detail::resolve_group(groups[static_cast<size_t>(g)], x); !s) return s;
-    geo.unit = std::max(geo.unit, x.block_size);
-    print = mix64(print ^ layout_fingerprint(x.shape, x.block_size, x.format));
+    print = mix64(print ^ (layout_fingerprint(x.shape, x.block_size, x.format) + x.first_only));
   }
   geo.format_fingerprint = print;
-  for (int32_t g = 0; g < geo.groups; ++g) {
-    geo.group[g].per_unit = geo.unit / geo.group[g].block_size;
-    geo.group[g].unit_offset = geo.blocks_per_unit;
-    geo.blocks_per_unit += geo.group[g].per_unit;
-  }
+  if (status s = detail::resolve_units(geo); !s) return s;
   if (status s = detail::default_open(c, geo); !s) return s;
   if (status s = detail::share_capacity(c, geo); !s) return s;
   if (status s = detail::resolve_bounds(c, geo); !s) return s;

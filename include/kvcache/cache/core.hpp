@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Everything a cache consists of, and its counters. The verbs are functions of their own:
-//   lifecycle.hpp  open, fork, assign, close        length.hpp  extend, accept, settle, truncate
-//   publish.hpp    commit                           check.hpp   the deep walk over all invariants
+//   lifecycle.hpp  open, fork, assign, close        length.hpp   extend, accept, truncate
+//   publish.hpp    commit                           sealing.hpp  settle, and what extend and truncate seal
+//   check.hpp      the deep walk over all invariants
 // Every verb first asks whether all of it is possible and changes nothing if not; from the first change on
 // nothing can fail.
 #include <algorithm>
@@ -29,9 +30,10 @@ struct core {
   status create(const geometry& g, std::span<const int32_t> account_limits, eviction evict) noexcept;
   /// The counters as they are now.
   stats count() const noexcept;
-  /// Forgets the commands, which have been run, and the events, which have been read.
+  /// Forgets the commands and seals, which have been run, and the events, which have been read.
   void end_step() noexcept {
     commands.clear();
+    if (!seqs.sealing().empty()) release_open_forms();
     tree.events().clear();
     ++counters.steps;
   }
@@ -39,6 +41,9 @@ struct core {
     ++counters.refusals;
     return s;
   }
+
+  /// What was sealed in this step is read packed from now on.
+  void release_open_forms() noexcept;
 
   geometry geo;
   pools<allocator> pool;
@@ -51,6 +56,25 @@ struct core {
   fixed_array<block_id> unit_blocks;   // scratch of commit
   fixed_array<block_id> drop_scratch;  // scratch of retain: a table
 };
+
+template <class Traits>
+void core<Traits>::release_open_forms() noexcept {
+  for (const int32_t i : seqs.sealing()) {
+    sequence_state& q = seqs.state(i);
+    // A new sequence in a place that was noted has nothing here, unless it sealed something itself.
+    for (int32_t g = 0; q.live && g < geo.groups; ++g) {
+      if (!geo.group[g].seals_in_step()) continue;
+      const auto from = static_cast<size_t>(q.packed[g] / geo.group[g].block_size);
+      const auto to = static_cast<size_t>(q.sealed[g] / geo.group[g].block_size);
+      const std::span<block_id> gone = seqs.open_row(i, g).subspan(from, to - from);
+      pool.open(g).release(gone);
+      std::fill(gone.begin(), gone.end(), no_block);
+      q.packed[g] = q.sealed[g];
+    }
+  }
+  seqs.forget_sealing();
+  pool.clear_seals();
+}
 
 /// Unpins the path from node `first` on, the deepest first.
 template <class Traits>

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kvcache/cache/core.hpp"
+#include "kvcache/cache/sealing.hpp"
 
 namespace kvcache::detail {
 
@@ -22,19 +23,6 @@ void make_room(core<Traits>& c, int32_t g, int32_t n, int32_t account) noexcept 
   }
 }
 
-// A draft may not pass the point where accepting it would seal a block: a sealed block cannot be rolled back.
-template <class Traits>
-int32_t draft_room(core<Traits>& c, int32_t i) noexcept {
-  const sequence_state& q = c.seqs.state(i);
-  int64_t room = INT32_MAX;
-  for (int32_t g = 0; g < c.geo.groups; ++g) {
-    const group_geometry& x = c.geo.group[g];
-    if (!x.format.lossy) continue;
-    room = std::min(room, int64_t{q.sealed[g]} + x.block_size + x.format.residual - 1 - q.held);
-  }
-  return static_cast<int32_t>(std::max<int64_t>(0, room));
-}
-
 template <class Traits>
 status collect(core<Traits>& c, int32_t i, int32_t n, demand (&d)[max_groups]) noexcept {
   const sequence_state& q = c.seqs.state(i);
@@ -42,9 +30,9 @@ status collect(core<Traits>& c, int32_t i, int32_t n, demand (&d)[max_groups]) n
   int32_t copies = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const group_geometry& x = c.geo.group[g];
-    const int32_t end = std::max(ceil_div(q.held + n, x.block_size), x.reserve_blocks);
+    const int32_t end = std::max(ceil_div(x.stored(q.held + n), x.block_size), x.reserve_blocks);
     d[g].blocks = std::max(0, end - q.columns[g]);
-    if (q.held % x.block_size != 0) {
+    if (x.stored(q.held) % x.block_size != 0) {
       const auto last = static_cast<size_t>(q.held / x.block_size);
       d[g].copy = c.pool.pool(g).immutable(c.seqs.table(i, g)[last]);
       if (x.format.lossy) d[g].open_copy = c.pool.open(g).immutable(c.seqs.open_table(i, g)[last]);
@@ -59,7 +47,9 @@ status collect(core<Traits>& c, int32_t i, int32_t n, demand (&d)[max_groups]) n
   if (sum > 0 && owed > c.pool.limit(q.account)) return {errc::over_quota, "account", q.account};
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     if (status s = c.pool.pool(g).admit(d[g].blocks + d[g].copy); !s) return s;
-    if (status s = c.pool.open(g).admit(d[g].open_blocks + d[g].open_copy); !s) return s;
+    if (status s = c.pool.open(g).admit(d[g].open_blocks + d[g].open_copy); !s) {
+      return {s.code, "open", s.value};
+    }
   }
   return {};
 }
@@ -78,7 +68,7 @@ result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexce
   if (n > 0 && n <= q.exclusive - q.held && (draft || q.accepted == q.held)) return hand_out(c, q, n, draft);
   if (n < 0) return {errc::bad_argument, "n", n};
   if (!draft && q.accepted != q.held) return {errc::busy, "drafts", q.held - q.accepted};
-  if (draft) n = std::min(n, draft_room(c, i));
+  if (draft) n = std::min(n, room_before_seal(c, i));
   if (n > c.geo.max_sequence_tokens - q.held) return c.refuse({errc::too_long, "n", n});
   if (n > INT32_MAX - q.held - q.dropped) return c.refuse({errc::too_long, "position", q.held + q.dropped});
   if (n == 0) return 0;
@@ -90,13 +80,26 @@ result<int32_t> extend(core<Traits>& c, int32_t i, int32_t n, bool draft) noexce
          c.tree.evict_one(c.pool, c.scopes, q.account, c.clock)) {
   }
   for (int32_t g = 0; g < c.geo.groups; ++g) grow(c, i, g, d[g]);
-  q.exclusive = std::min(c.geo.max_sequence_tokens, INT32_MAX - q.dropped);  // positions are 32 bits
+  (void)hand_out(c, q, n, draft);
+  if (!draft) seal_in_step(c, i);
+  q.exclusive = own_slots(c, i);
+  return n;
+}
+
+// Slots from held up to here lie in blocks that are the sequence's own, and tokens in them seal nothing.
+// Requires: every group has just grown.
+template <class Traits>
+int32_t own_slots(const core<Traits>& c, int32_t i) noexcept {
+  const sequence_state& q = c.seqs.state(i);
+  int64_t end = std::min(c.geo.max_sequence_tokens, INT32_MAX - q.dropped);  // positions are 32 bits
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const group_geometry& x = c.geo.group[g];
-    // A lossy format's extend also looks after the seal of the block that is written.
-    q.exclusive = std::min(q.exclusive, x.format.lossy ? 0 : q.columns[g] * x.block_size);
+    if (!x.first_only) end = std::min(end, int64_t{q.columns[g]} * x.block_size);
+    if (x.seals_in_step()) {
+      end = std::min(end, int64_t{q.sealed[g]} + x.block_size + x.format.residual - 1);
+    }
   }
-  return hand_out(c, q, n, draft);
+  return static_cast<int32_t>(end);
 }
 
 template <class Traits>
@@ -108,7 +111,9 @@ void grow(core<Traits>& c, int32_t i, int32_t g, const demand& d) noexcept {
   const group_geometry& x = c.geo.group[g];
   if (x.format.lossy && q.held % x.block_size != 0) {
     // A sibling may have packed this block when it was full, before this sequence truncated into it.
-    c.pool.set_sealed(g, c.seqs.table(i, g)[static_cast<size_t>(q.held / x.block_size)], false);
+    const block_id b = c.seqs.table(i, g)[static_cast<size_t>(q.held / x.block_size)];
+    c.pool.cancel_seal(g, b);
+    c.pool.set_sealed(g, b, false);
   }
   if (d.blocks == 0) return;
   const auto from = static_cast<size_t>(q.columns[g]);
@@ -127,7 +132,7 @@ void replace_last(core<Traits>& c, int32_t i, int32_t g) noexcept {
   c.pool.take(g, q.account, {&fresh, 1});
   if (!x.format.lossy) {
     const auto space = static_cast<size_t>(2 * g);
-    c.commands.add(KVC_OP_COPY, g, space, entry, space, fresh, q.held % x.block_size);
+    c.commands.add(KVC_OP_COPY, g, space, entry, space, fresh, x.stored(q.held) % x.block_size);
     ++c.counters.blocks_copied;
   }
   c.pool.release(g, {&entry, 1});
@@ -152,47 +157,9 @@ template <class Traits>
 status accept(core<Traits>& c, int32_t i, int32_t n) noexcept {
   sequence_state& q = c.seqs.state(i);
   if (n < 0 || n > q.held - q.accepted) return {errc::bad_argument, "n", n};
-  int32_t seals = 0;
   q.accepted += n;
-  for (int32_t g = 0; g < c.geo.groups; ++g) seals += seals_due(c, i, g);
-  if (!c.commands.room(seals)) {
-    q.accepted -= n;
-    return {errc::busy, "commands", c.commands.size()};
-  }
   shrink(c, i, q.accepted);
-  return settle(c, i);
-}
-
-template <class Traits>
-int32_t seals_due(core<Traits>& c, int32_t i, int32_t g) noexcept {
-  const sequence_state& q = c.seqs.state(i);
-  const group_geometry& x = c.geo.group[g];
-  if (!x.format.lossy) return 0;
-  return std::max(0, (q.accepted - x.format.residual - q.sealed[g]) / x.block_size);
-}
-
-template <class Traits>
-status settle(core<Traits>& c, int32_t i) noexcept {
-  sequence_state& q = c.seqs.state(i);
-  int32_t seals = 0;
-  for (int32_t g = 0; g < c.geo.groups; ++g) seals += seals_due(c, i, g);
-  if (!c.commands.room(seals)) return {errc::busy, "commands", c.commands.size()};
-  for (int32_t g = 0; g < c.geo.groups; ++g) {
-    const int32_t block_size = c.geo.group[g].block_size;
-    for (int32_t k = seals_due(c, i, g); k > 0; --k) {
-      const auto column = static_cast<size_t>(q.sealed[g] / block_size);
-      block_id& open = c.seqs.open_row(i, g)[column];
-      const block_id packed = c.seqs.row(i, g)[column];
-      if (!c.pool.sealed(g, packed)) {  // a sibling that shares both forms may have been here first
-        const auto space = static_cast<size_t>(2 * g);
-        c.commands.add(KVC_OP_SEAL, g, space + 1, open, space, packed, block_size);
-        c.pool.set_sealed(g, packed, true);
-      }
-      c.pool.open(g).release({&open, 1});
-      open = no_block;
-      q.sealed[g] += block_size;
-    }
-  }
+  cut_horizon(c.geo, q, q.accepted);
   return {};
 }
 
@@ -202,7 +169,7 @@ void shrink(core<Traits>& c, int32_t i, int32_t n) noexcept {
   q.held = n;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const group_geometry& x = c.geo.group[g];
-    const int32_t keep = std::max(ceil_div(n, x.block_size), x.reserve_blocks);
+    const int32_t keep = std::max(ceil_div(x.stored(n), x.block_size), x.reserve_blocks);
     if (keep >= q.columns[g]) continue;
     const auto from = static_cast<size_t>(keep);
     c.pool.release_backwards(g, c.seqs.table(i, g).subspan(from));
@@ -218,12 +185,12 @@ result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
   if (n < 0 || n > q.held) return {errc::bad_argument, "n", n};
   n = std::min(n, q.accepted);                   // drafts go in any case
   if (n < q.floor) n = q.floor = q.dropped = 0;  // what a drop left is no text of its own
-  for (bool again = true;
-       again;) {  // a sealed block cannot be reopened: go back to an edge of every lossy group
+  // A block without an open form cannot be reopened: go back to an edge of every lossy group.
+  for (bool again = true; again;) {
     again = false;
     for (int32_t g = 0; g < c.geo.groups; ++g) {
       const group_geometry& x = c.geo.group[g];
-      if (!x.format.lossy || n >= q.sealed[g] || n % x.block_size == 0) continue;
+      if (!x.format.lossy || n >= q.packed[g] || n % x.block_size == 0) continue;
       n -= n % x.block_size;
       again = true;
     }
@@ -231,7 +198,8 @@ result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
   shrink(c, i, n);
   if (n < q.accepted) q.exclusive = 0;  // what now comes last may be shared
   q.accepted = std::min(q.accepted, n);
-  for (int32_t g = 0; g < c.geo.groups; ++g) q.sealed[g] = std::min(q.sealed[g], n);
+  for (int32_t g = 0; g < c.geo.groups; ++g) reopen(c, i, g, n);
+  cut_horizon(c.geo, q, n);
   unpin_from(c, i, n / c.geo.unit);
   return n;
 }

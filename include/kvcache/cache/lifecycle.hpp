@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvcache/cache/core.hpp"
+#include "kvcache/cache/sealing.hpp"
 
 namespace kvcache::detail {
 
@@ -46,9 +47,12 @@ result<int32_t> open(core<Traits>& c, std::span<const token_id> prompt, const sc
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     q.columns[g] = c.tree.list_blocks(c.seqs.path(i), g, c.seqs.row(i, g));
     c.pool.share(g, c.seqs.table(i, g));
-    q.sealed[g] = q.held;
-    if (c.geo.group[g].format.lossy) std::fill_n(c.seqs.open_row(i, g).begin(), q.columns[g], no_block);
+    if (!c.geo.group[g].format.lossy) continue;
+    q.sealed[g] = q.packed[g] = q.held;
+    std::fill_n(c.seqs.open_row(i, g).begin(), q.columns[g], no_block);
   }
+  q.horizon = INT32_MAX;
+  cut_horizon(c.geo, q, q.held);
   ++c.counters.sequences_opened;
   c.counters.tokens_asked += prompt.size();
   c.counters.tokens_reused += static_cast<uint64_t>(q.reused);
@@ -80,6 +84,7 @@ result<int32_t> fork(core<Traits>& c, int32_t i) noexcept {
     const auto o = c.seqs.open_table(i, g);
     std::copy(o.begin(), o.end(), c.seqs.open_row(f, g).begin());
     c.pool.open(g).share(o);
+    if (q.packed[g] != q.sealed[g]) c.seqs.note_sealing(f);
   }
   ++c.counters.sequences_opened;
   return f;
@@ -90,7 +95,7 @@ void close(core<Traits>& c, int32_t i) noexcept {
   sequence_state& q = c.seqs.state(i);
   ++c.clock;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
-    const auto kept = static_cast<size_t>(q.path * c.geo.group[g].per_unit);  // in the index
+    const auto kept = static_cast<size_t>(c.geo.group[g].blocks_of_units(q.path));  // in the index
     c.pool.release_backwards(g, c.seqs.table(i, g).subspan(kept));
     c.pool.release(g, c.seqs.table(i, g).first(kept));
     if (c.geo.group[g].format.lossy) c.pool.open(g).release(c.seqs.open_table(i, g));
@@ -149,6 +154,7 @@ result<int32_t> assign(core<Traits>& c, int32_t dst, int32_t src) noexcept {
         [&](block_id b) {
           c.pool.open(g).release({&b, 1});
         });
+    if (s.packed[g] != s.sealed[g]) c.seqs.note_sealing(dst);
   }
   const std::span<node_id> to = c.seqs.path_row(dst);
   const std::span<const node_id> from = c.seqs.path(src);

@@ -35,7 +35,7 @@ class nodes {
   const event_log& events() const noexcept { return events_; }
   uint64_t stored() const noexcept { return stored_; }
   uint64_t evicted() const noexcept { return evicted_; }
-  /// Blocks of group g in node r.
+  /// Blocks of group g in node r; no_block where a group of first tokens has nothing.
   std::span<const block_id> blocks_of(node_id r, int32_t g) const noexcept {
     const group_geometry& x = geo_.group[g];
     return {blocks_.data() + index(r) * per_node() + static_cast<size_t>(x.unit_offset),
@@ -133,6 +133,7 @@ int32_t nodes<A, E, X>::list_blocks(std::span<const node_id> path, int32_t g,
   const auto each = static_cast<size_t>(geo_.group[g].per_unit);
   const block_id* from = blocks_.data() + geo_.group[g].unit_offset;
   block_id* to = out.data();
+  if (geo_.group[g].first_only) path = path.first(1);
   if (each == 1) {
     for (const node_id r : path) *to++ = from[index(r) * step];
   } else {
@@ -156,7 +157,9 @@ inserted nodes<A, E, X>::store(pools<A>& pool, scope_table& scopes, int32_t scop
     block_id* b = blocks_.data() + index(in.node) * per_node();
     std::copy(mine.begin(), mine.end(), b);
     for (int32_t g = 0; g < geo_.groups; ++g) {
-      for (const block_id x : blocks_of(in.node, g)) pool.pool(g).index(x);
+      for (const block_id x : blocks_of(in.node, g)) {
+        if (x != no_block) pool.pool(g).index(x);
+      }
     }
     scopes.hold(scope);
     events_.add(KVC_EVENT_STORED, in.node, parent, depth, scope, now);
@@ -276,7 +279,9 @@ void nodes<A, E, X>::evict(pools<A>& pool, scope_table& scopes, node_id r, uint6
   tree_.erase(r);
   for (int32_t g = 0; g < geo_.groups; ++g) {
     const std::span<const block_id> b = blocks_of(r, g);
-    for (size_t i = b.size(); i-- > 0;) pool.unindex(g, b[i]);
+    for (size_t i = b.size(); i-- > 0;) {
+      if (b[i] != no_block) pool.unindex(g, b[i]);
+    }
   }
   ++evicted_;
   if (parent != no_node && !evict_.monotone() && state_[index(parent)].pins == 0 && tree_.leaf(parent)) {

@@ -2,13 +2,15 @@
 #pragma once
 // The blocks of all groups and the accounts that are charged for them. Who allocated a block owns it until it
 // is free again; an account is charged for what it owns, and what of that lies in the cache is what it could
-// give back.
+// give back. Seals wait here too (seals.hpp): a block that is freed takes its seal with it, or a new owner
+// would be overwritten, and what a seal reads stays taken until the step ends.
 #include <array>
 #include <cstdint>
 #include <span>
 
 #include "kvcache/blocks/block_pool.hpp"
 #include "kvcache/cache/config.hpp"
+#include "kvcache/cache/seals.hpp"
 #include "kvcache/core/fixed_array.hpp"
 
 namespace kvcache::detail {
@@ -31,11 +33,34 @@ class pools {
   int32_t cached(int32_t a) const noexcept { return account_[static_cast<size_t>(a)].cached; }
   int32_t owner(int32_t g, block_id b) const noexcept { return record(g, b).owner; }
 
-  /// Whether a block of a lossy format holds what its open form holds: its seal command was queued, and
-  /// nobody was to write into the open form since.
+  /// Whether a block of a lossy format holds what its open form holds, at the latest when the step attends:
+  /// its seal command was queued, and nobody was to write into the open form since.
   bool sealed(int32_t g, block_id b) const noexcept { return record(g, b).sealed; }
   void set_sealed(int32_t g, block_id b, bool sealed) noexcept {
     owner_[static_cast<size_t>(g)][index(b)].sealed = sealed;
+  }
+  /// The seals of this step, to be run inside the layers.
+  const seal_list& seals() const noexcept { return seals_; }
+  /// Queues the packing of `open` into `packed` inside this step.
+  void add_seal(int32_t g, block_id open_form, block_id packed, int32_t tokens, int32_t exempt) noexcept {
+    seals_.add(g, open_form, packed, tokens, exempt);
+    open(g).share({&open_form, 1});
+    set_sealed(g, packed, true);
+  }
+  /// Takes the seal of `packed` out if one waits: it is freed, or is to be written to again.
+  void cancel_seal(int32_t g, block_id packed) noexcept {
+    if (!seals_.waits(g, packed)) return;
+    const block_id open_form = seals_.remove(g, packed);
+    open(g).release({&open_form, 1});
+    set_sealed(g, packed, false);
+  }
+  /// The seals have been run.
+  void clear_seals() noexcept {
+    for (const kvc_command& c : seals_.view()) {
+      const block_id open_form{c.src};
+      open(c.group).release({&open_form, 1});
+    }
+    seals_.clear();
   }
 
   /// Takes blocks for account `a`. Requires: admitted and made room for.
@@ -59,7 +84,7 @@ class pools {
     }
   }
   void release(int32_t g, std::span<const block_id> in) noexcept {
-    if (A::shareable && accounts() == 1) {
+    if (A::shareable && accounts() == 1 && !seals_.watches(g)) {
       const int32_t cached = pool(g).cached_blocks();
       const int32_t free = pool(g).free_blocks();
       pool(g).release(in);
@@ -72,7 +97,12 @@ class pools {
       pool(g).release({&b, 1});
       if (pool(g).shares(b) != 0) continue;
       account& a = owner_of(g, b);
-      pool(g).indexed(b) ? ++a.cached : --a.charged;
+      if (pool(g).indexed(b)) {
+        ++a.cached;
+      } else {
+        --a.charged;
+        cancel_seal(g, b);
+      }
     }
   }
   /// Gives back a path of blocks, the last one first, so that the first is handed out last.
@@ -82,6 +112,7 @@ class pools {
   void unindex(int32_t g, block_id b) noexcept {
     pool(g).unindex(b);
     if (pool(g).shares(b) != 0 || pool(g).indexed(b)) return;
+    cancel_seal(g, b);
     account& a = owner_of(g, b);
     --a.cached;
     --a.charged;
@@ -105,6 +136,7 @@ class pools {
   std::array<block_pool, max_groups> open_;
   std::array<fixed_array<block_record>, max_groups> owner_;
   fixed_array<account> account_;
+  seal_list seals_;
 };
 
 template <block_allocator A>
@@ -124,7 +156,7 @@ status pools<A>::create(const geometry& geo, std::span<const int32_t> limits) no
       return {errc::out_of_memory, "total", x.total};
     }
   }
-  return {};
+  return seals_.create(geo);
 }
 
 }  // namespace kvcache::detail

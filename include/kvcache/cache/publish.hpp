@@ -15,6 +15,7 @@ result<int32_t> commit(core<Traits>& c, int32_t i, std::span<const token_id> tex
   if (!core<Traits>::allocator::shareable || q.floor != 0) return q.committed;
   const auto unit = static_cast<size_t>(c.geo.unit);
   int32_t limit = static_cast<int32_t>(std::min(text.size(), static_cast<size_t>(q.accepted)));
+  limit = std::min(limit, q.horizon);
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     if (c.geo.group[g].format.lossy) limit = std::min(limit, q.sealed[g]);
   }
@@ -28,6 +29,10 @@ result<int32_t> commit(core<Traits>& c, int32_t i, std::span<const token_id> tex
   while (limit - q.committed >= c.geo.unit) {
     for (int32_t g = 0; g < c.geo.groups; ++g) {
       const group_geometry& x = c.geo.group[g];
+      if (x.first_only && q.path > 0) {  // only the first node holds its block
+        c.unit_blocks[static_cast<size_t>(x.unit_offset)] = no_block;
+        continue;
+      }
       const auto b = c.seqs.table(i, g).subspan(static_cast<size_t>(q.path * x.per_unit),
                                                 static_cast<size_t>(x.per_unit));
       std::copy(b.begin(), b.end(), c.unit_blocks.begin() + x.unit_offset);
@@ -48,6 +53,7 @@ result<int32_t> commit(core<Traits>& c, int32_t i, std::span<const token_id> tex
 template <class Traits>
 void adopt(core<Traits>& c, int32_t i, int32_t unit, node_id r) noexcept {
   for (int32_t g = 0; g < c.geo.groups; ++g) {
+    if (c.geo.group[g].first_only && unit > 0) continue;
     const std::span<const block_id> theirs = c.tree.blocks_of(r, g);
     const auto mine = c.seqs.row(i, g).subspan(static_cast<size_t>(unit) * theirs.size(), theirs.size());
     for (size_t k = 0; k < theirs.size(); ++k) {

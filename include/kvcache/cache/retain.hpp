@@ -171,6 +171,7 @@ status check_plan(const core<Traits>& c, int32_t i, const keep_plan& p) noexcept
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     // Codes that were packed together cannot be moved apart without packing them anew.
     if (c.geo.group[g].format.lossy) return {errc::unsupported, "format", g};
+    if (c.geo.group[g].first_only) return {errc::unsupported, "first_only", g};
   }
   if (p.form > drop_form::gather) return {errc::bad_argument, "plan", static_cast<int64_t>(p.form)};
   if (q.held != q.accepted) return {errc::busy, "drafts", q.held - q.accepted};

@@ -6,7 +6,8 @@
 //   0 ........ committed ........ accepted ....... held        tokens
 //   |  in the index |   final       |  drafts       |
 //   table:      | b | b | b | b | b | b |                      one entry per block, no_block where absent
-//   open table: | - | - | - | o | o | o |                      lossy formats: blocks not sealed yet
+//   open table: | - | - | o | o | o | o |                      lossy formats: blocks that have an open form
+//                 packed .. sealed                             sealed in this step: both forms are readable
 #include <array>
 #include <cstdint>
 #include <span>
@@ -32,6 +33,8 @@ struct sequence_state {
   int32_t floor;                // slots that a drop left; which positions they hold the cache does not know
   int32_t columns[max_groups];  // table entries in use
   int32_t sealed[max_groups];   // leading tokens that are packed (lossy formats)
+  int32_t packed[max_groups];   // of these, those that had no open form any more when the step began
+  int32_t horizon;              // tokens that a cold run would have computed alike; only they are indexed
   scope_ids scopes;
 };
 
@@ -44,13 +47,16 @@ class sequences {
     const auto n = static_cast<size_t>(geo.max_sequences);
     path_columns_ = static_cast<size_t>(geo.max_sequence_tokens / geo.unit);
     bool ok = state_.create(n) && free_.create(n) && path_.create(n * path_columns_);
+    bool seals = false;
     for (int32_t g = 0; g < geo.groups; ++g) {
       const size_t entries = n * static_cast<size_t>(geo.group[g].columns);
       ok = ok && table_[static_cast<size_t>(g)].create(entries);
       if (geo.group[g].format.lossy) ok = ok && open_[static_cast<size_t>(g)].create(entries);
+      seals |= geo.group[g].seals_in_step();
     }
+    if (seals) ok = ok && sealing_.create(n) && seals_.create(n);
     if (!ok) return {errc::out_of_memory, "max_sequences", geo.max_sequences};
-    top_ = 0;
+    top_ = sealing_size_ = 0;
     for (int32_t i = geo.max_sequences; i-- > 0;) free_[static_cast<size_t>(top_++)] = i;
     return {};
   }
@@ -69,6 +75,21 @@ class sequences {
     state(i).live = false;
     ++state(i).generation;
     free_[static_cast<size_t>(top_++)] = i;
+  }
+  /// Remembers that the sequence has sealed blocks whose open forms go when the step ends.
+  void note_sealing(int32_t i) noexcept {
+    if (seals_[static_cast<size_t>(i)] != 0) return;
+    seals_[static_cast<size_t>(i)] = 1;
+    sealing_[static_cast<size_t>(sealing_size_++)] = i;
+  }
+  /// Places whose sequence may have such blocks; it may also have closed, or another one may live there.
+  std::span<const int32_t> sealing() const noexcept {
+    return {sealing_.data(), static_cast<size_t>(sealing_size_)};
+  }
+  bool noted(int32_t i) const noexcept { return seals_.size() != 0 && seals_[static_cast<size_t>(i)] != 0; }
+  void forget_sealing() noexcept {
+    for (const int32_t i : sealing()) seals_[static_cast<size_t>(i)] = 0;
+    sealing_size_ = 0;
   }
   int32_t live() const noexcept { return static_cast<int32_t>(state_.size()) - top_; }
   int32_t capacity() const noexcept { return static_cast<int32_t>(state_.size()); }
@@ -107,8 +128,11 @@ class sequences {
   geometry geo_{};
   size_t path_columns_ = 0;
   int32_t top_ = 0;
+  int32_t sealing_size_ = 0;
   fixed_array<sequence_state> state_;
   fixed_array<int32_t> free_;
+  fixed_array<int32_t> sealing_;  // places, in the order in which they were noted
+  fixed_array<uint8_t> seals_;    // [place] whether it is among them
   fixed_array<node_id> path_;
   tables table_;
   tables open_;

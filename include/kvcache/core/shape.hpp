@@ -111,6 +111,10 @@ struct block_format {
   bool lossy =
       false;  ///< sealing rounds: blocks have an open form with ids of their own and cannot be reopened
   uint64_t fingerprint = 0;  ///< identity of codec and parameters; part of the sharing scope
+  /// Blocks are sealed when the owner says so (settle), not by the step that made them final: a prompt is
+  /// computed exactly and packed afterwards. A lossy format only.
+  bool deferred = false;
+  int32_t exempt = 0;  ///< leading tokens of a text that the first block's seal leaves out of all ranges
 
   /// Equal in every number.
   constexpr bool operator==(const block_format&) const noexcept = default;
@@ -136,7 +140,8 @@ constexpr uint64_t layout_fingerprint(const group_shape& s, int32_t block_size,
   uint64_t h = mix64(layout_version);
   for (uint64_t v : {uint64_t(s.layers), uint64_t(s.kv_heads), uint64_t(s.head_dim_k), uint64_t(s.head_dim_v),
                      uint64_t(s.type), uint64_t(s.v_aliases_k), uint64_t(s.window), uint64_t(block_size),
-                     uint64_t(f.block.count), uint64_t(f.residual), uint64_t(f.lossy), f.fingerprint}) {
+                     uint64_t(f.block.count), uint64_t(f.residual),
+                     uint64_t(f.lossy) + 2 * uint64_t(f.deferred) + 4 * uint64_t(f.exempt), f.fingerprint}) {
     h = mix64(h ^ v) + v;
   }
   return h;

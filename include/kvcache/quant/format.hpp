@@ -233,6 +233,7 @@ constexpr result<block_format> block_format_of(std::span<const kv_format> layers
   }
   if (!out.lossy) return block_format{};
   out.residual = layers[0].residual;
+  out.exempt = layers[0].exempt;
   out.fingerprint = fingerprint(layers);
   return out;
 }
