@@ -223,9 +223,79 @@ kvc_status check_command(const kvc_run& run, const kvc_command& c, int64_t layer
     KVC_TRY(check_id(c.src, from_open ? kv.open_blocks : kv.blocks, KVC_FIELD_SRC, at, error));
   }
   KVC_TRY(check_id(c.dst, to_open ? kv.open_blocks : kv.blocks, KVC_FIELD_DST, at, error));
-  if (codes && c.op == KVC_OP_SEAL) return check_seal(kv, c, at, error);
+  if (codes && c.op == KVC_OP_SEAL && (c.arg < 0 || c.arg > kv.exempt)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ARG, c.arg, at);
+  }
   if (c.op != KVC_OP_ROTATE) return KVC_OK;
   return check_rope(run.rope, kv.dim_k, error);
+}
+
+struct open_slot {
+  int32_t block, slot;
+};
+
+/// Whether a command fills a slot of the open space of a packed layer; `from` becomes where it takes it.
+bool fills(const kvc_run& run, const kvc_command& c, int64_t layer, int32_t head, open_slot at,
+           open_slot& from) noexcept {
+  const int32_t block = run.layers[layer].block;
+  if (c.op == KVC_OP_COPY_OPEN) {
+    from = {c.src, at.slot};
+    return c.dst == at.block && at.slot < c.tokens;
+  }
+  if (c.op != KVC_OP_GATHER) return false;
+  const gather g(run, c);
+  for (int32_t i = 0; i < g.n_dst; ++i) {
+    const int64_t t = int64_t{i} * block + at.slot;
+    if (g.dst[i] != at.block || t >= c.tokens) continue;
+    const int32_t kept = g.list(layer, head)[t];
+    from = {g.src[kept / block], kept % block};
+    return true;
+  }
+  return false;
+}
+
+/// Where the slot's values lie now that it will hold when stage `stage` begins.
+open_slot origin(const kvc_run& run, int64_t layer, int32_t head, int32_t stage, open_slot at) noexcept {
+  for (int32_t reached = stage; reached >= 0; stage = reached) {
+    reached = -1;
+    open_slot found = at;
+    for (int32_t i = 0; i < run.n_commands; ++i) {
+      const kvc_command& c = run.commands[i];
+      open_slot from{};
+      if (c.stage >= stage || c.stage <= reached || !moves(run.layers[layer], c)) continue;
+      if (!fills(run, c, layer, head, at, from)) continue;
+      found = from;
+      reached = c.stage;
+    }
+    at = found;
+  }
+  return at;
+}
+
+/// The values that a packed layer's KVC_OP_SEAL will find: those of its block now, unless earlier commands
+/// fill it. Requires: all commands are checked.
+kvc_status check_values(const kvc_run& run, const kvc_command& c, int64_t layer, int64_t at,
+                        kvc_error* error) noexcept {
+  const kvc_kv& kv = run.layers[layer];
+  const auto may_fill = [&](const kvc_command& other) {
+    const bool open = other.op == KVC_OP_GATHER || (other.op == KVC_OP_COPY_OPEN && other.dst == c.src);
+    return open && other.stage < c.stage && moves(kv, other);
+  };
+  if (std::none_of(run.commands, run.commands + run.n_commands, may_fill)) {
+    return check_seal(kv, c, at, error);
+  }
+  for (const bool keys : {true, false}) {
+    for (int32_t h = 0; h < kv.kv_heads; ++h) {
+      for (int32_t t = c.arg; t < kv.block; ++t) {
+        const open_slot from = origin(run, layer, h, c.stage, {c.src, t});
+        const int32_t d = find_unpackable(kv, keys, from.block, h, from.slot);
+        if (d < 0) continue;
+        const int64_t value = int64_t{t} * (keys ? kv.dim_k : kv.dim_v) + d;
+        return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_VALUE, value, at);
+      }
+    }
+  }
+  return KVC_OK;
 }
 
 kvc_status check_run(const kvc_run* run, kvc_error* error) noexcept {
@@ -254,6 +324,12 @@ kvc_status check_run(const kvc_run* run, kvc_error* error) noexcept {
     }
     // A command no layer answers to would be lost without a word.
     if (!any) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_LAYERS, run->commands[i].group, i);
+  }
+  for (int64_t i = 0; i < run->n_commands; ++i) {
+    for (int64_t l = 0; l < run->n_layers && run->commands[i].op == KVC_OP_SEAL; ++l) {
+      if (!moves(run->layers[l], run->commands[i]) || !packs(run->layers[l])) continue;
+      KVC_TRY(check_values(*run, run->commands[i], l, i, error));
+    }
   }
   return KVC_OK;
 }

@@ -80,7 +80,7 @@ struct side {
 status check_side(const side& s, const kvc_command& c, float* values) noexcept {
   for (int32_t h = 0; s.coded() && h < s.kv.kv_heads; ++h) {
     load_open(s.kv, s.keys, c.src, h, values);
-    if (status bad = detail::check_values({s.keys, s.kv.block, s.dim(), c.arg}, values); !bad) return bad;
+    if (status bad = check_values({s.keys, s.kv.block, s.dim(), c.arg}, values); !bad) return bad;
   }
   return {};
 }
@@ -136,14 +136,22 @@ bool packs(const kvc_kv& kv) noexcept {
 }
 
 kvc_status check_seal(const kvc_kv& kv, const kvc_command& c, int64_t at, kvc_error* error) noexcept {
-  if (c.tokens != kv.block) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS, c.tokens, at);
-  if (c.arg < 0 || c.arg > kv.exempt) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ARG, c.arg, at);
   float values[most_tokens * max_dim];
   for (const bool keys : {true, false}) {
     const status s = check_side({kv, keys}, c, values);
     if (!s) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_VALUE, s.value, at);
   }
   return KVC_OK;
+}
+
+int32_t find_unpackable(const kvc_kv& kv, bool keys, int32_t id, int32_t head, int32_t slot) noexcept {
+  const side s{kv, keys};
+  const kvc_plane& p = keys ? kv.open_k : kv.open_v;
+  for (int32_t d = 0; s.coded() && d < s.dim(); ++d) {
+    const float x = load(cell(p, id, head, slot) + d * p.dim_stride, p.type);
+    if (!(x >= -largest_packed && x <= largest_packed)) return d;
+  }
+  return -1;
 }
 
 void seal_codes(const kvc_kv& kv, const kvc_command& c) noexcept {

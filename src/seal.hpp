@@ -12,6 +12,9 @@ bool packs(const kvc_kv& kv) noexcept;
 /// KVC_BAD_ARGUMENT with KVC_FIELD_VALUE, the flat index of the value in its head as value and `at` as index.
 kvc_status check_seal(const kvc_kv& kv, const kvc_command& c, int64_t at, kvc_error* error) noexcept;
 
+/// The first channel of a slot in the open space that could not be packed, -1 if all can or none is to be.
+int32_t find_unpackable(const kvc_kv& kv, bool keys, int32_t id, int32_t head, int32_t slot) noexcept;
+
 /// Packs open block c.src into block c.dst; the first c.arg slots are left out of all ranges. K or V that are
 /// no codes are not touched. Requires: checked.
 void seal_codes(const kvc_kv& kv, const kvc_command& c) noexcept;
