@@ -53,6 +53,9 @@ kvc_status check_scales(const kvc_plane& p, const kvc_kv& kv, bool keys, kvc_err
   }
   if (p.data != nullptr && p.scale == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SCALE);
   if (!aligned(p.scale, 2) || !aligned(p.zero, 2)) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SCALE);
+  if (is_fp8(static_cast<code>(p.type)) && p.zero != nullptr) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_SCALE, p.type);
+  }
   int64_t reach = 2;
   KVC_TRY(check_stride(p.scale_block_stride, kv.blocks, 2, reach, error));
   if (p.scale_kind == KVC_SCALE_TENSOR) {
