@@ -110,6 +110,7 @@ kvc_status check_append(const kvc_kv& kv, const kvc_append* a, kvc_error* error)
   if (a->open_slot != nullptr && kv.open_blocks == 0)
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_SLOT);
   if (a->rope == nullptr) return KVC_OK;
+  if (kv.k_rope != nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROPE);
   KVC_TRY(check_rope(a->rope, kv.dim_k, error));
   return a->pos != nullptr || a->rows == 0 ? KVC_OK : fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_POS);
 }

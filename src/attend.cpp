@@ -2,10 +2,12 @@
 // Planning and running attention: checks, the division of a batch into items, and the joining of splits.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "call.hpp"
 #include "check.hpp"
 #include "kvcache/quant/hadamard.hpp"
+#include "rope.hpp"
 #include "state.hpp"
 #include "workers.hpp"
 
@@ -261,6 +263,8 @@ kvc_status kvc_cpu_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_batc
   KVC_TRY(check_executor(executor, error));
   const kvc_batch b = with_strides(*batch);
   attend_job job{{*plan, *kv, b, *q, *softmax}, *out};
+  std::optional<rotation> turning;
+  if (kv->k_rope != nullptr) job.turning = &turning.emplace(*kv->k_rope);
   if (workspace.ptr == nullptr || workspace.bytes < workspace_needed(*plan)) {
     return fail(error, KVC_WORKSPACE, KVC_FIELD_WORKSPACE, static_cast<int64_t>(workspace.bytes));
   }

@@ -44,6 +44,7 @@ inline attend_scratch carve_scratch(carver& c, const kvc_plan& p) noexcept {
   s.weights = c.take<float>(states * tile_keys);
   s.k_tile = c.take<float>(int64_t{p.dim_k} * tile_keys);
   s.v_tile = c.take<float>(int64_t{p.dim_v} * tile_keys);
+  s.angles = c.take<float>(int64_t{p.dim_k} * tile_keys);
   s.total = c.take<float>(states * p.dim_v);
   s.total_max = c.take<float>(states);
   s.total_sum = c.take<float>(states);
@@ -60,6 +61,7 @@ struct attend_call {
   const kvc_rows& q;
   const kvc_softmax& softmax;
   const kernel& body = *find_kernel(plan.target);
+  const rotation* turning = nullptr;
 
   int32_t group() const noexcept { return plan.q_heads / plan.kv_heads; }
   int64_t row_begin(int64_t i) const noexcept { return batch.q_start != nullptr ? batch.q_start[i] : i; }
@@ -97,6 +99,7 @@ struct attend_call {
     out.group = group();
     out.kv_len = kv_len(i, head);
     out.sealed = batch.sealed != nullptr ? std::min(batch.sealed[i], out.kv_len) : out.kv_len;
+    out.turning = turning;
     out.open_from = out.sealed;
     out.forms = is_code(kv.k.type) || is_code(v_plane(kv).type);
     if (batch.row_sealed == nullptr) return out;

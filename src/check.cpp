@@ -170,6 +170,10 @@ kvc_status check_kv(const kvc_kv* kv, bool data, kvc_error* error) noexcept {
   if (!own_v && kv->dim_v > kv->dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, kv->dim_v);
   if (own_v) KVC_TRY(check_plane(kv->v, *kv, kv->blocks, kv->dim_v, KVC_FIELD_V, error));
   KVC_TRY(check_exempt(*kv, data, error));
+  if (kv->k_rope != nullptr) {
+    if (!own_v) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_ROPE);
+    KVC_TRY(check_rope(kv->k_rope, kv->dim_k, error));
+  }
   if (kv->open_blocks == 0) return KVC_OK;
   if (data && kv->open_k.data == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_K);
   KVC_TRY(check_plane(kv->open_k, *kv, kv->open_blocks, kv->dim_k, KVC_FIELD_OPEN_K, error));

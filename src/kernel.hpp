@@ -29,6 +29,8 @@ inline constexpr int32_t sum_lanes = 16;
 inline constexpr int32_t max_dim = 256;
 inline constexpr float log2_e = 1.44269504088896340736f;
 
+class rotation;
+
 /// Rows of one sequence, all query heads of one or more kv heads: the unit a worker takes. Several heads
 /// share an item only where they share lengths and positions; then a block's heads are read one behind the
 /// other, as they lie in memory.
@@ -48,6 +50,7 @@ struct attend_item {
   int32_t kv_len = 0, sealed = 0;
   const int32_t* row_sealed = nullptr;  ///< [rows], null: all rows read `sealed` slots from table
   int32_t open_from = 0;                ///< lowest slot that some row reads from open_table
+  const rotation* turning = nullptr;    ///< of keys that are stored before rotation
   bool forms = false;                   ///< keys of sealed and of open blocks go apart (tile_pass)
 
   /// States of one kv head; state = (head within the item * rows + row) * group + query head of the group.
@@ -63,6 +66,11 @@ struct attend_item {
   }
 };
 
+/// Whether queries meet keys that are rotated by the Hadamard matrix.
+inline bool rotates_query(const kvc_kv& kv) noexcept {
+  return (kv.hadamard & KVC_HADAMARD_K) != 0 && kv.k_rope == nullptr;
+}
+
 /// Where the scores of one row and query head go, slot by slot.
 inline float* score_row(const kvc_out& out, int64_t row, int64_t q_head) noexcept {
   return out.key_score + row * out.key_score_stride + q_head * out.key_score_head_stride;
@@ -77,6 +85,7 @@ struct attend_scratch {
   float* weights = nullptr;  ///< [states][tile_keys]
   float* k_tile = nullptr;   ///< [dim_k][tile_keys]
   float* v_tile = nullptr;   ///< [tile_keys][dim_v]
+  float* angles = nullptr;   ///< [dim_k][tile_keys] cos and sin of each pair, for keys that are turned
   float* total = nullptr;    ///< [states][dim_v]
   float* total_max = nullptr;
   float* total_sum = nullptr;
@@ -172,6 +181,9 @@ struct slot_range {
   int64_t first, last;
 };
 slot_range slots_of_form(const attend_item& item, const tile& t, int64_t row) noexcept;
+
+/// Text position of a slot of the item's first head.
+int64_t position_of(const attend_item& item, int64_t slot) noexcept;
 
 /// Fills scratch.seen for the tile, for all heads of the item; returns the union over rows.
 uint64_t seen_keys(const attend_item& item, const tile& t, uint64_t* seen) noexcept;

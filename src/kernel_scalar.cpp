@@ -10,6 +10,7 @@
 #include "exp2.hpp"
 #include "kernel.hpp"
 #include "kvcache/quant/hadamard.hpp"
+#include "rope.hpp"
 
 namespace kvcache::detail {
 namespace {
@@ -22,7 +23,7 @@ void prepare(const attend_item& item, const attend_scratch& s) noexcept {
                             item.q_head_of(i) * item.q->head_stride;
     float* to = s.q + i * dim;
     for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * element, item.q->type);
-    if ((item.kv->hadamard & KVC_HADAMARD_K) != 0) hadamard(to, dim);
+    if (rotates_query(*item.kv)) hadamard(to, dim);
     for (int32_t d = 0; d < dim; ++d) to[d] *= item.q_scale;
   }
 }
@@ -50,10 +51,19 @@ void load_slot(const attend_item& item, const tile& t, int32_t j, bool keys, flo
   for (int32_t d = 0; d < dim; ++d) to[d] = load(from + d * plane.dim_stride, plane.type);
 }
 
+/// A key as the query meets it.
+void load_key(const attend_item& item, const tile& t, int32_t j, float* k) noexcept {
+  load_slot(item, t, j, true, k);
+  if (item.turning == nullptr) return;
+  if ((item.kv->hadamard & KVC_HADAMARD_K) != 0) hadamard(k, item.kv->dim_k);
+  float angles[max_dim];
+  item.turning->turn(k, item.turning->cos_sin(position_of(item, t.first + j), angles));
+}
+
 /// One sequential fma chain over the channels, then the soft cap.
 float score(const attend_item& item, const tile& t, int32_t j, const float* q) noexcept {
   float k[max_dim];
-  load_slot(item, t, j, true, k);
+  load_key(item, t, j, k);
   float sum = 0;
   for (int32_t d = 0; d < item.kv->dim_k; ++d) sum = std::fma(q[d], k[d], sum);
   return item.cap_log2 != 0 ? item.cap_log2 * tanh_fixed(sum) : sum;

@@ -102,7 +102,7 @@ void prepare(const attend_item& item, const attend_scratch& s) {
       const std::byte* from = bytes_of(item.q->data) + item.row_of(first + i) * item.q->row_stride +
                               item.q_head_of(first + i) * item.q->head_stride;
       float* to = s.q + first * dim + i;
-      if ((item.kv->hadamard & KVC_HADAMARD_K) != 0) {
+      if (rotates_query(*item.kv)) {
         float x[max_dim];
         with_type(item.q->type, [&](auto* tag) {
           using T = std::remove_cv_t<std::remove_pointer_t<decltype(tag)>>;
@@ -192,6 +192,7 @@ void pack_key_view(const tile_work& t, int32_t head, key_view& k) {
   if (t.next != nullptr && last) next = *t.next;
   if (t.next != nullptr && !last) resolve_tile(item, item.head + head + 1, pass_of(t.now), next);
   pack_keys(item, own, t.next != nullptr && t.far == nullptr ? &next : nullptr, t.scratch.k_tile);
+  if (item.turning != nullptr) turn_keys(item, t.scratch.angles, t.scratch.k_tile);
   k.far = t.far;
   for (int32_t v = 0; v < key_vectors; ++v) k.keys[v] = bytes_of(t.scratch.k_tile + v * lanes);
   k.stride = tile_keys * int64_t{sizeof(float)};
@@ -258,6 +259,7 @@ void score_heads(const tile_work& t) {
   const attend_item& item = t.item;
   if (codes_direct(item, t.now, true, t.blocks.count)) return score_packed_heads(t);
   const bool direct = keys_direct(item, t.now, t.blocks.count);
+  if (item.turning != nullptr) find_angles(item, t.now, t.scratch.angles);
   key_view k{};
   if (direct) point_at_keys(item, t.now, k);
   k.head_stride = item.kv->k.head_stride;

@@ -7,10 +7,12 @@
 //   rows 0 .. 31        tile, tile, tile    tile, tile, tile      scores ──> weights ──> sum[slot]
 //   rows 32 .. 63       tile, tile, tile    tile, tile, tile
 #include <algorithm>
+#include <optional>
 
 #include "call.hpp"
 #include "check.hpp"
 #include "element.hpp"
+#include "rope.hpp"
 #include "state.hpp"
 #include "workers.hpp"
 
@@ -361,6 +363,8 @@ kvc_status kvc_cpu_score(const kvc_plan* plan, const kvc_kv* kv, const kvc_batch
   const kvc_rows none{};
   score_job job{{*plan, *kv, b, score->key_score == nullptr ? *q : none, *softmax}, *score};
   KVC_TRY(check_upto(job, error));
+  std::optional<rotation> turning;
+  if (kv->k_rope != nullptr) job.turning = &turning.emplace(*kv->k_rope);
   if (workspace.ptr == nullptr || workspace.bytes < workspace_needed(*plan)) {
     return fail(error, KVC_WORKSPACE, KVC_FIELD_WORKSPACE, static_cast<int64_t>(workspace.bytes));
   }

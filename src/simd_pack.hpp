@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "element.hpp"
+#include "kvcache/quant/hadamard.hpp"
+#include "rope.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
@@ -140,6 +142,57 @@ void pack_keys(const attend_item& item, const tile& t, const tile* next, float* 
   }
 }
 
+/// cos and sin of the tile's keys, [dim][tile_keys], for pair i in rows 2i and 2i + 1.
+void find_angles(const attend_item& item, const tile& t, float* HWY_RESTRICT angles) {
+  const int32_t dims = item.kv->k_rope->dims;
+  for (uint64_t rest = t.present; rest != 0; rest &= rest - 1) {
+    const int32_t j = std::countr_zero(rest);
+    float own[max_dim];
+    const float* from = item.turning->cos_sin(position_of(item, t.first + j), own);
+    for (int32_t i = 0; i < dims; ++i) angles[i * tile_keys + j] = from[i];
+  }
+}
+
+/// Hadamard rotation of all keys of a tile, as hadamard() does it for one.
+void rotate_keys(float* HWY_RESTRICT tile_of_keys, int32_t dim) {
+  const tag_f d;
+  for (int32_t h = 1; h < dim; h *= 2) {
+    for (int32_t i = 0; i < dim; ++i) {
+      if ((i & h) != 0) continue;
+      for (int32_t v = 0; v < tile_keys; v += lanes) {
+        float* at = tile_of_keys + i * tile_keys + v;
+        const auto a = hn::LoadU(d, at), b = hn::LoadU(d, at + h * tile_keys);
+        hn::StoreU(hn::Add(a, b), d, at);
+        hn::StoreU(hn::Sub(a, b), d, at + h * tile_keys);
+      }
+    }
+  }
+  const auto factor = hn::Set(d, hadamard_factor(dim));
+  for (int32_t i = 0; i < dim * tile_keys; i += lanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, tile_of_keys + i), factor), d, tile_of_keys + i);
+  }
+}
+
+/// Keys that were stored before rotation, turned by their positions.
+void turn_keys(const attend_item& item, const float* HWY_RESTRICT angles, float* HWY_RESTRICT keys) {
+  const tag_f d;
+  const kvc_rope& rope = *item.kv->k_rope;
+  if ((item.kv->hadamard & KVC_HADAMARD_K) != 0) rotate_keys(keys, item.kv->dim_k);
+  const int32_t half = rope.dims / 2;
+  const bool interleaved = rope.style == KVC_ROPE_INTERLEAVED;
+  for (int32_t i = 0; i < half; ++i) {
+    float* first = keys + (interleaved ? 2 * i : i) * tile_keys;
+    float* second = keys + (interleaved ? 2 * i + 1 : i + half) * tile_keys;
+    for (int32_t v = 0; v < tile_keys; v += lanes) {
+      const auto a = hn::LoadU(d, first + v), b = hn::LoadU(d, second + v);
+      const auto c = hn::LoadU(d, angles + 2 * i * tile_keys + v);
+      const auto s = hn::LoadU(d, angles + (2 * i + 1) * tile_keys + v);
+      hn::StoreU(hn::Sub(hn::Mul(a, c), hn::Mul(b, s)), d, first + v);
+      hn::StoreU(hn::Add(hn::Mul(a, s), hn::Mul(b, c)), d, second + v);
+    }
+  }
+}
+
 template <class T>
 void pack_value(const std::byte* from, int64_t stride, int32_t dim, float* HWY_RESTRICT to) {
   if (stride == int64_t{sizeof(T)}) {
@@ -158,8 +211,8 @@ bool widen_once(int64_t blocks, int32_t type) {
 
 bool keys_direct(const attend_item& item, const tile& t, int64_t blocks) {
   const kvc_plane& p = item.kv->k;
-  return t.open == 0 && !is_code(p.type) && p.token_stride == element_size(p.type) && t.run_keys >= lanes &&
-         !widen_once(blocks, p.type);
+  return t.open == 0 && !is_code(p.type) && item.turning == nullptr &&
+         p.token_stride == element_size(p.type) && t.run_keys >= lanes && !widen_once(blocks, p.type);
 }
 bool values_direct(const attend_item& item, const tile& t, int64_t blocks) {
   const kvc_plane& p = v_plane(*item.kv);

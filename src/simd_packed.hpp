@@ -191,6 +191,7 @@ HWY_INLINE void with_code(int32_t type, F f) {
 /// Whether K, or V, of the tile can be read as it is packed, for one block of rows.
 bool codes_direct(const attend_item& item, const tile& t, bool keys, int64_t blocks) {
   const kvc_plane& p = keys ? item.kv->k : v_plane(*item.kv);
+  if (keys && item.turning != nullptr) return false;
   if (t.form != tile_form::sealed || !is_code(p.type) || blocks != 1 || exempt_cell(item, t, keys) != nullptr)
     return false;
   const int32_t columns = keys ? item.kv->block : item.kv->dim_v;

@@ -248,6 +248,7 @@ uint64_t kvc_layout(const kvc_kv* kv) {
   hash = mix_plane(hash, kv->k, true);
   hash = mix_plane(hash, kv->v, kv->v.data != nullptr);
   if (kv->hadamard != 0 || kv->exempt != 0) hash = mix(mix(hash, kv->hadamard), kv->exempt);
+  if (kv->k_rope != nullptr) hash = mix(hash, 1);
   return layout_version << 56 | (hash & 0x00ffffffffffffffu);
 }
 

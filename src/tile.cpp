@@ -130,6 +130,11 @@ void resolve_tile(const attend_item& item, int32_t head, tile_pass pass, tile& o
   }
 }
 
+int64_t position_of(const attend_item& item, int64_t slot) noexcept {
+  const int32_t* positions = key_positions(item);
+  return positions != nullptr ? positions[slot] : slot;
+}
+
 slot_range slots_of_form(const attend_item& item, const tile& t, int64_t row) noexcept {
   const int64_t slots = item.slots_in(t.first);
   if (t.form == tile_form::any) return {0, slots};

@@ -58,6 +58,8 @@ struct host_planes_config {
   std::span<const kv_format> formats{};
   int32_t open_blocks = 0;    ///< ids of the open space; above 0 with a format that rounds
   int32_t exempt_blocks = 0;  ///< ids of the exempt space, for formats that exempt tokens
+  /// Rotation of K at reading, for formats that store it before (k_before_rope). Outlives the planes.
+  const kvc_rope* k_rope = nullptr;
 };
 
 /// Planes of all layers of a group, and the kvc_kv that describes each.
@@ -254,6 +256,9 @@ inline status host_planes::check_formats(const host_planes_config& c) noexcept {
   if (!f) return f.error();
   if (!f->lossy) return {errc::bad_argument, "formats", static_cast<int64_t>(c.formats.size())};
   if (c.open_blocks < 1) return {errc::bad_argument, "open_blocks", c.open_blocks};
+  for (const kv_format& one : c.formats) {
+    if (one.k_before_rope && c.k_rope == nullptr) return {errc::bad_argument, "k_rope", 0};
+  }
   if (c.exempt_blocks < 0) return {errc::bad_argument, "exempt_blocks", c.exempt_blocks};
   return {};
 }
@@ -314,6 +319,7 @@ inline void host_planes::describe_packed(const host_planes_config& c, int32_t st
   kv.k = detail::plane_of_side(f.k, c.shape, c.block_size, true, at, block);
   kv.v = detail::plane_of_side(f.v, c.shape, c.block_size, false, at + keys, block);
   kv.exempt = f.exempt;
+  kv.k_rope = f.k_before_rope ? c.k_rope : nullptr;
   kv.hadamard = (f.k.hadamard ? KVC_HADAMARD_K : 0) | (f.v.hadamard ? KVC_HADAMARD_V : 0);
   kv.open_blocks = c.open_blocks;
   kv.exempt_blocks = f.exempt != 0 ? c.exempt_blocks : 0;

@@ -56,6 +56,8 @@ typedef struct kvc_plane {
 /// alike), values (results are rotated back).
 enum { KVC_HADAMARD_K = 1, KVC_HADAMARD_V = 2 };
 
+struct kvc_rope;
+
 /// One layer of one group: its geometry and its planes.
 typedef struct kvc_kv {
   uint32_t struct_size;   ///< sizeof(kvc_kv)
@@ -70,11 +72,14 @@ typedef struct kvc_kv {
   int32_t exempt;         ///< leading slots of a text that are read exactly: 0, 1, 2, 4
   int32_t exempt_blocks;  ///< ids of the exempt space, 0 if it does not exist
   int32_t hadamard;       ///< KVC_HADAMARD_* bits
-  uint64_t layout;        ///< versioned fingerprint from kvc_layout(), 0 = not stated
-  kvc_plane k;            ///< keys
-  kvc_plane v;            ///< values; data == NULL: V is the first dim_v channels of K (MLA)
-  kvc_plane open_k;       ///< full-precision tail of lossy formats; data == NULL if there is none
-  kvc_plane open_v;       ///< the same for V
+  /// NULL: K is stored as it is given, rotated by its position or not. Else K is stored before rotation, and
+  /// turned by this, at the position of its slot, whenever it is read. Outlives the calls.
+  const struct kvc_rope* k_rope;
+  uint64_t layout;     ///< versioned fingerprint from kvc_layout(), 0 = not stated
+  kvc_plane k;         ///< keys
+  kvc_plane v;         ///< values; data == NULL: V is the first dim_v channels of K (MLA)
+  kvc_plane open_k;    ///< full-precision tail of lossy formats; data == NULL if there is none
+  kvc_plane open_v;    ///< the same for V
   kvc_plane exempt_k;  ///< [exempt_blocks][kv_heads][exempt][dim_k] row-major; data == NULL if there is none
   kvc_plane exempt_v;  ///< the same for V
 } kvc_kv;

@@ -69,6 +69,10 @@ struct kv_format {
   /// Leading tokens of a text that stay exact and out of all ranges: 0, 1, 2 or 4. Without the first token
   /// the range of every group it lies in is that of an outlier (StreamingLLM's attention sink).
   int32_t exempt = 0;
+  /// K is stored before its rotation by position and rotated whenever it is read (KVQuant, 2024,
+  /// section 3.2): its channels then keep their ranges over the whole text. Costs a rotation per key, head
+  /// and read.
+  bool k_before_rope = false;
   /// Equal in every number.
   constexpr bool operator==(const kv_format&) const noexcept = default;
 };
@@ -211,6 +215,7 @@ constexpr uint64_t fingerprint(std::span<const kv_format> layers) noexcept {
     h = mix64(h ^ detail::side_fingerprint(f.k));
     h = mix64(h ^ detail::side_fingerprint(f.v)) + static_cast<uint64_t>(f.residual);
     h = mix64(h ^ static_cast<uint64_t>(f.exempt));
+    if (f.k_before_rope) h = mix64(h + 1);
   }
   return h;
 }

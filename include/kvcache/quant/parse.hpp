@@ -15,6 +15,8 @@
 //   symmetric   none, k, v, both
 //   hadamard    none, k, v, both
 //   residual    newest tokens that are read exactly
+//   rope        after: K is packed as it is given; before: K is packed before its rotation by position, and
+//               rotated at every read
 //   exempt      first tokens that stay exact: none, sinks (= 4), or 0, 1, 2, 4
 //
 // Wrong text is answered with where, which key, and what is allowed there.
@@ -45,7 +47,7 @@ inline constexpr const char* code_words = "f16|e4m3|e5m2|int8|int6|int5|int4|int
 inline constexpr const char* axis_words = "tensor|head|token|channel";
 inline constexpr const char* clip_words = "none|middle|two_sided";
 inline constexpr const char* side_words = "none|k|v|both";
-inline constexpr const char* format_keys = "k|v|group|symmetric|clip|hadamard|residual|exempt";
+inline constexpr const char* format_keys = "k|v|group|symmetric|clip|hadamard|residual|exempt|rope";
 enum format_key : int32_t {
   key_k,
   key_v,
@@ -54,7 +56,8 @@ enum format_key : int32_t {
   key_clip,
   key_hadamard,
   key_residual,
-  key_exempt
+  key_exempt,
+  key_rope
 };
 
 constexpr bool is_integer(code c) noexcept {
@@ -142,6 +145,9 @@ inline const char* read_format_key(int32_t key, std::string_view value, kv_forma
       return read_int(value, to.residual) && to.residual >= 0 && to.residual <= 1 << 28
                  ? nullptr
                  : "a whole number from 0 on";
+    case key_rope:
+      to.k_before_rope = value == "before";
+      return value == "before" || value == "after" ? nullptr : "before|after";
     default:
       return read_exempt(value, to.exempt) ? nullptr : "none, sinks (4 tokens), 0, 1, 2 or 4";
   }
@@ -160,7 +166,7 @@ inline void read_format_item(std::string_view item, uint32_t& given, parsed_form
   const std::string_view key = cut(value, '=');
   const int32_t i = word_index(key, format_keys);
   if (i < 0 || key.empty()) {
-    refuse(out, key, value, "k, v, group, symmetric, clip, hadamard, residual, exempt");
+    refuse(out, key, value, "k, v, group, symmetric, clip, hadamard, residual, exempt, rope");
   } else if ((given & (1u << i)) != 0) {
     refuse(out, key, value, "once");
   } else if (const char* allowed = read_format_key(i, value, out.value)) {
@@ -251,6 +257,7 @@ inline void write_settings(const kv_format& f, char separator, text_out& t) noex
   flags("hadamard", f.k.hadamard, f.v.hadamard);
   if (f.residual != 0) write_pair("residual", true, separator, t, [&](bool) { t.add(f.residual); });
   if (f.exempt != 0) write_pair("exempt", true, separator, t, [&](bool) { t.add(f.exempt); });
+  if (f.k_before_rope) write_pair("rope", true, separator, t, [&](bool) { t.add("before"); });
 }
 
 }  // namespace detail
