@@ -132,6 +132,14 @@ TEST_CASE("the search finds the range of least squared error, the widest of equa
         skip += i / s.dim < s.exempt;
       }
       if (skip == group.size()) continue;
+      const stored_grid chosen{c.scale[static_cast<size_t>(n)],
+                               has_minimum(f) ? c.zero[static_cast<size_t>(n)] : f16{}};
+      const levels stored{to_float(chosen.scale), to_float(chosen.zero)};
+      const int most = (1 << code_bits(f.codes)) - 1;
+      if (affine{f}.squared_error(group_at(f, s, values.data(), n), chosen) !=
+          error_of(stored, f.symmetric, most, group, skip)) {
+        FAIL("group " << n << ": the sum of errors is added up in another order");
+      }
       const levels want = searched(f, group, skip);
       const float scale = to_float(c.scale[static_cast<size_t>(n)]);
       if (scale != want.scale) FAIL("group " << n << ": scale " << scale << ", searched " << want.scale);

@@ -228,6 +228,43 @@ TEST_CASE("the whole range of an f16 is packed: its ends, its smallest steps, an
   }
 }
 
+TEST_CASE("a value halfway between two levels takes the even code") {
+  cell whole{{.codes = code::int4, .axis = scale_axis::head}, {false, 32, 8, 0}}, symmetric = whole;
+  symmetric.f.symmetric = true;
+  std::vector<float> values(256, 15.0f);
+  for (int i = 0; i < 15; ++i) values[static_cast<size_t>(i)] = static_cast<float>(i) + 0.5f;
+  values[100] = 0.0f;
+  REQUIRE(whole.pack(values));
+  REQUIRE(whole.scale[0].bits == 0x3c00);
+  for (int i = 0; i < 15; ++i) {
+    CHECK(read_code(code::int4, whole.row_of(i), whole.column_of(i)) == static_cast<uint32_t>(i + i % 2));
+  }
+  std::fill(values.begin(), values.end(), 7.5f);  // levels at -7.5, -6.5 ... 7.5
+  for (int i = 0; i < 15; ++i) values[static_cast<size_t>(i)] = static_cast<float>(i - 7);
+  REQUIRE(symmetric.pack(values));
+  REQUIRE(symmetric.scale[0].bits == 0x3c00);
+  for (int i = 0; i < 15; ++i) {
+    CHECK(read_code(code::int4, symmetric.row_of(i), symmetric.column_of(i)) ==
+          static_cast<uint32_t>(i + i % 2));
+  }
+}
+
+TEST_CASE("a scale is raised where float arithmetic rounded it below what covers the range") {
+  const float above = std::nextafter(1.0f, 2.0f);
+  REQUIRE(above + 2039.0f == 2040.0f);
+  CHECK(fit_min_max(-2039.0f, 1.0f, 255).scale.bits == 0x4800);   // 8
+  CHECK(fit_min_max(-2039.0f, above, 255).scale.bits == 0x4801);  // the next half
+  REQUIRE(0x1p-148f / 255.0f == 0.0f);
+  CHECK(fit_min_max(0.0f, 0x1p-149f, 255).scale.bits == 1);
+  CHECK(fit_symmetric(0x1p-149f, 255).scale.bits == 1);
+  CHECK(fit_symmetric(127.5f, 255).scale.bits == 0x3c00);
+  CHECK(fit_symmetric(std::nextafter(127.5f, 128.0f), 255).scale.bits == 0x3c01);
+  CHECK(fit_fp8(448.0f, code::e4m3).scale.bits == 0x3c00);
+  CHECK(fit_fp8(std::nextafter(448.0f, 449.0f), code::e4m3).scale.bits == 0x3c01);
+  CHECK(fit_fp8(1e-30f, code::e5m2).scale.bits == 0x0400);  // 2^-14
+  CHECK(fit_fp8(65504.0f, code::e5m2).scale == detail::f16_above(65504.0f / 57344.0f));
+}
+
 TEST_CASE("bytes do not depend on which of two equal zeros is the least value") {
   const side_format f{.codes = code::int4, .axis = scale_axis::head};
   std::vector<float> values(256, 3.0f);

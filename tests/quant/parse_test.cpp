@@ -74,6 +74,9 @@ TEST_CASE("a format's text gives its settings, and printing them gives text that
         "k=e4m3/head,v=int2/channel,group=0/16,symmetric=v,clip=none/middle");
   CHECK(again("f16:hadamard=both") == "f16:hadamard=both");
   CHECK(again("int8:k=tensor,v=head,symmetric=both,exempt=none") == "int8:k=tensor,v=head,symmetric=both");
+  CHECK(again("kv4:rope=before") == again("kv4") + ",rope=before");
+  CHECK(again("f16:rope=before,hadamard=k") == "f16:hadamard=k,rope=before");
+  CHECK(read("kv4:rope=after") == read("kv4"));
   CHECK(read("k5v6").k.codes == code::int5);
   CHECK(read("k5v6").v.codes == code::int6);
   CHECK(read("k3v2").k.axis == scale_axis::channel);
@@ -87,7 +90,8 @@ TEST_CASE("every format that a text can name comes back from its own text") {
     const kv_format f{.k = random_side(random, true),
                       .v = random_side(random, true),
                       .residual = random() % 2 == 0 ? 0 : static_cast<int32_t>(random() % 300),
-                      .exempt = exempt[random() % 4]};
+                      .exempt = exempt[random() % 4],
+                      .k_before_rope = random() % 4 == 0};
     const std::string text = printed(f);
     INFO(text);
     REQUIRE(read(text) == f);
@@ -130,7 +134,7 @@ TEST_CASE("wrong text names the key, what was found and what is allowed") {
   const refusal unknown = refused("int4:size=32");
   CHECK(unknown.key == "size");
   CHECK(unknown.text == "32");
-  CHECK(unknown.allowed == "k, v, group, symmetric, clip, hadamard, residual, exempt");
+  CHECK(unknown.allowed == "k, v, group, symmetric, clip, hadamard, residual, exempt, rope");
   CHECK(refused("int4:k=row").allowed.find("tensor|head|token|channel") != std::string::npos);
   CHECK(refused("int4:k=").key == "k");
   CHECK(refused("int4:v=int4/").key == "v");
@@ -148,6 +152,7 @@ TEST_CASE("wrong text names the key, what was found and what is allowed") {
   CHECK(refused("int4:residual=-1").allowed == "a whole number from 0 on");
   CHECK(refused("int4:residual=1.5").text == "1.5");
   CHECK(refused("int4:exempt=3").allowed == "none, sinks (4 tokens), 0, 1, 2 or 4");
+  CHECK(refused("int4:rope=no").allowed == "before|after");
   CHECK(refused("int4:exempt=sink").key == "exempt");
   CHECK(refused("int4:residual=3,residual=4").allowed == "once");
   CHECK(refused("k=int8,k=channel").allowed == "once");

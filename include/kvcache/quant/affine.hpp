@@ -3,14 +3,13 @@
 // Integer codes of 8, 6, 5, 4, 3 and 2 bits on evenly spaced levels. L = 2^bits - 1 is the largest code.
 //
 //   min/max     zero = largest f16 <= least value; scale = smallest f16 >= (largest - zero) / L, raised by
-//   one
-//               f16 while zero + L scale < largest. code = rint((x - zero) * (1 / scale)), inside 0 ... L
+//               one f16 while zero + L scale < largest. code = rint((x - zero) * (1 / scale))
 //   symmetric   levels lie at -L/2 ... L/2 times scale, none at 0 ("mid-rise"); scale = smallest f16 >=
-//               2 max|x| / L. code = rint(fma(x, 1 / scale, L / 2)), inside 0 ... L
+//               2 max|x| / L, not 0. code = rint(fma(x, 1 / scale, L / 2))
 //
-// All in float but the test for raising; rint rounds ties to even. Where scale is 0, the code is 0. So
-// without a search every value is at most half a step away, but for the rounding of the float operations: at
-// most 3 L 2^-24 steps and half a unit in the last place of the value read.
+// Codes are kept inside 0 ... L. All in float but the test for raising; rint rounds ties to even. Where scale
+// is 0, the code is 0. So without a search every value is at most half a step away, but for the rounding of
+// the float operations: at most 3 L 2^-24 steps and half a unit in the last place of the value read.
 //
 // The search (clip_search) tries narrower ranges and takes that of least squared error, of equals the widest:
 //   middle      1, .93, .86, .79, .72, .64, .56 of the range, about its middle
@@ -50,6 +49,7 @@ inline stored_grid fit_symmetric(float magnitude, int32_t most) noexcept {
   stored_grid out;
   if (magnitude == 0.0f) return out;
   out.scale = detail::f16_above(magnitude * 2.0f / static_cast<float>(most));
+  // Only where the quotient underflowed; else no float above scale * most is divided down to scale.
   while (double{to_float(out.scale)} * most < 2.0 * double{magnitude}) {
     out.scale = detail::next_up(out.scale);
   }
@@ -70,13 +70,17 @@ struct affine {
   /// The levels for a group of values.
   stored_grid fit(const value_group& g) const noexcept {
     if (g.empty()) return {};
-    const value_range r = range_of(g);
+    return fit_range(range_of(g), [&](stored_grid candidate) { return squared_error(g, candidate); });
+  }
+  /// The same, from the range and from `error`, which is squared_error of a candidate over the group.
+  template <class Error>
+  stored_grid fit_range(value_range r, Error error) const noexcept {
     const float magnitude = std::max(-r.least, r.largest);
     const int32_t most = largest_code(format.codes);
     const stored_grid whole = format.symmetric ? fit_symmetric(std::max(magnitude, 0.0f), most)
                                                : fit_min_max(r.least, r.largest, most);
     if (format.clip == clip_search::none || whole.scale == f16{}) return whole;
-    search best{*this, g, whole, squared_error(g, whole)};
+    search<Error> best{error, whole, error(whole)};
     if (format.symmetric) {
       for (const float s : middle_factors) best.offer(fit_symmetric(s * magnitude, most));
     } else {
@@ -118,7 +122,7 @@ struct affine {
   /// Packs a cell; see cell_codec.
   status pack(const cell_shape& s, const float* values, std::byte* codes, f16* scale,
               f16* zero) const noexcept {
-    if (status bad = detail::check_values(s, values); !bad) return bad;
+    if (status bad = check_values(s, values); !bad) return bad;
     detail::fit_groups(*this, format, s, values, scale, zero);
     detail::encode_cell(*this, format, s, values, codes, scale, zero);
     return {};
@@ -136,14 +140,14 @@ struct affine {
   static constexpr float end_factors[] = {1.0f, 0.86f, 0.72f, 0.58f};
 
  private:
+  template <class Error>
   struct search {
-    const affine& codec;
-    const value_group& values;
+    Error& measure;
     stored_grid grid;
     float error;
 
     void offer(stored_grid candidate) noexcept {
-      const float e = codec.squared_error(values, candidate);
+      const float e = measure(candidate);
       if (e < error) {
         grid = candidate;
         error = e;
@@ -152,7 +156,8 @@ struct affine {
   };
 
   /// Min/max ranges, the widest first; the whole range has been offered.
-  void search_range(value_range r, int32_t most, search& best) const noexcept {
+  template <class Error>
+  void search_range(value_range r, int32_t most, search<Error>& best) const noexcept {
     const float middle = 0.5f * (r.least + r.largest), half = 0.5f * (r.largest - r.least);
     const auto offer = [&](float low, float high) {
       const float least = low == 1.0f ? r.least : std::max(std::fma(-low, half, middle), r.least);

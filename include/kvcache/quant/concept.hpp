@@ -52,8 +52,8 @@ concept cell_codec = requires(const C& c, const cell_shape& s, const float* valu
   noexcept->std::same_as<void>;
 };
 
-namespace detail {
-/// Refuses what cannot be packed. Exempt tokens are not looked at.
+/// Checks a cell's values as every codec's `pack` does first. Exempt tokens are not looked at. Fails:
+/// bad_argument "value" with the flat index of the first that cannot be packed.
 inline status check_values(const cell_shape& s, const float* values) noexcept {
   const int64_t all = int64_t{s.tokens} * s.dim;
   for (int64_t i = int64_t{s.exempt} * s.dim; i < all; ++i) {
@@ -62,14 +62,13 @@ inline status check_values(const cell_shape& s, const float* values) noexcept {
   }
   return {};
 }
-}  // namespace detail
 
 /// The codec that keeps what it is given, as T: a cell is [tokens][dim] values of T, exempt ones too.
 template <class T = f16>
 struct exact {
   /// Stores each value as the nearest T.
   status pack(const cell_shape& s, const float* values, std::byte* codes, f16*, f16*) const noexcept {
-    if (status bad = detail::check_values({s.keys, s.tokens, s.dim, 0}, values); !bad) return bad;
+    if (status bad = check_values({s.keys, s.tokens, s.dim, 0}, values); !bad) return bad;
     for (int64_t i = 0; i < int64_t{s.tokens} * s.dim; ++i) {
       const T stored = narrow<T>(values[i]);
       std::memcpy(codes + i * static_cast<int64_t>(sizeof(T)), &stored, sizeof(T));

@@ -2,8 +2,8 @@
 #pragma once
 // Small floats with a scale: e4m3 or e5m2 (core/numeric.hpp) of x / scale, where
 //
-//   scale = smallest f16 >= max|x| / 448 (e5m2: / 57344), raised by one f16 while scale * 448 < max|x|,
-//           at least 2^-14; 0 where all values are 0, and the codes too
+//   scale = smallest f16 >= max|x| / 448 (e5m2: / 57344), at least 2^-14; 0 where all values are 0, and the
+//           codes too
 //   code  = nearest small float of x * (1 / scale), both operations in float
 //
 // An error is relative: at most 2^-4 (e5m2: 2^-3) of the value, and 2^-10 (2^-17) scales near 0, but for the
@@ -27,11 +27,8 @@ constexpr float largest_f8(code c) noexcept {
 /// The scale for values up to `magnitude`. Requires: 0 <= magnitude <= largest_packed; is_fp8.
 inline stored_grid fit_fp8(float magnitude, code c) noexcept {
   if (magnitude == 0.0f) return {};
-  stored_grid out{detail::f16_above(std::max(magnitude / largest_f8(c), 0x1p-14f)), {}};
-  while (double{to_float(out.scale)} * double{largest_f8(c)} < double{magnitude}) {
-    out.scale = detail::next_up(out.scale);
-  }
-  return out;
+  // scale * 448 covers the range: it has at most 14 bits, and no float above it is divided down to scale.
+  return {detail::f16_above(std::max(magnitude / largest_f8(c), 0x1p-14f)), {}};
 }
 
 /// A stored scale as used: `inverse` is 1 / scale, or 0.
@@ -68,7 +65,7 @@ struct fp8 {
   /// Packs a cell; see cell_codec.
   status pack(const cell_shape& s, const float* values, std::byte* codes, f16* scale,
               f16* zero) const noexcept {
-    if (status bad = detail::check_values(s, values); !bad) return bad;
+    if (status bad = check_values(s, values); !bad) return bad;
     detail::fit_groups(*this, format, s, values, scale, zero);
     detail::encode_cell(*this, format, s, values, codes, scale, zero);
     return {};

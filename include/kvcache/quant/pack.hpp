@@ -62,7 +62,7 @@ inline status pack_cells(const side_format& f, const group_shape& shape, int32_t
   const cell_shape s{keys, block_size, dim, exempt};
   const int64_t cell = int64_t{block_size} * dim;
   for (int32_t h = 0; h < shape.kv_heads; ++h) {
-    if (status bad = detail::check_values(s, values + h * cell); !bad) {
+    if (status bad = check_values(s, values + h * cell); !bad) {
       return {bad.code, bad.field, bad.value + h * cell};
     }
   }
