@@ -169,9 +169,37 @@ TEST_CASE("every sequence of calls on two groups of other block sizes does what 
                      tiny({{.block_size = 1, .total = 6}, {.block_size = 2, .total = 4}}), depth(6),
                      depth(9));
 }
-TEST_CASE("every sequence of calls on a lossy group does what the model says", "[exhaustive]") {
+TEST_CASE("every sequence of calls on a lossy group does what the model says", "[exhaustive_lossy]") {
   explore<lru_cache>("lossy", tiny({{.block_size = 2, .total = 4, .open = 4, .lossy = true, .residual = 1}}),
                      depth(6), depth(9));
+}
+TEST_CASE("every sequence of calls on a packed group does what the model says, whatever the residual",
+          "[exhaustive_lossy]") {
+  for (const int32_t residual : {0, 1, 2, 5}) {
+    for (const bool deferred : {false, true}) {
+      for (const bool first : {false, true}) {
+        std::vector<group_rule> groups{{.block_size = 2,
+                                        .total = 4,
+                                        .open = 5,
+                                        .lossy = true,
+                                        .residual = residual,
+                                        .deferred = deferred}};
+        if (first) groups.push_back({.block_size = 2, .total = 3, .first_only = true});
+        const std::string what = "residual " + std::to_string(residual) + (deferred ? ", deferred" : "") +
+                                 (first ? ", first tokens" : "");
+        rules r = tiny(std::move(groups));
+        r.max_tokens = 8;
+        explore<lru_cache>(what.c_str(), r, depth(5), depth(8));
+      }
+    }
+  }
+}
+TEST_CASE("every sequence of calls on a lossy beside an exact group does what the model says",
+          "[exhaustive_lossy]") {
+  explore<lru_cache>("lossy and exact",
+                     tiny({{.block_size = 1, .total = 6, .open = 6, .lossy = true, .residual = 2},
+                           {.block_size = 2, .total = 4}}),
+                     depth(5), depth(8));
 }
 TEST_CASE("every sequence of calls of two accounts with limits does what the model says", "[exhaustive]") {
   auto r = tiny({{.block_size = 2, .total = 4}});
