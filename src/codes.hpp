@@ -60,9 +60,10 @@ struct code_cell {
     }
     return 0;
   }
-  /// What stands for the minimum where none is stored: exact, a scale has 11 bits.
+  /// What stands for the minimum where none is stored: exact, a scale has 11 bits. Of small floats -0, which
+  /// added leaves every product as it is, its sign included.
   float even_zero(float s) const noexcept {
-    return is_fp8(static_cast<code>(type)) ? 0.0f : symmetric_zero(static_cast<code>(type), s);
+    return is_fp8(static_cast<code>(type)) ? -0.0f : symmetric_zero(static_cast<code>(type), s);
   }
   float value(int32_t slot, int32_t channel) const noexcept {
     const std::byte* r = codes + row * (keys ? channel : slot);

@@ -21,6 +21,11 @@
 
 #include "kvcache/kvcache.h"
 
+namespace kvcache {
+struct f16;
+struct side_format;
+}  // namespace kvcache
+
 namespace kvcache::detail {
 
 inline constexpr int32_t tile_keys = 64;
@@ -144,6 +149,22 @@ struct fold_rows {
   bool ahead = false;  ///< scores and sums go on behind these, and are not in caches
 };
 
+/// One cell of an open block, as rows of dense columns: channels of K, or slots of V.
+struct cell_rows {
+  const std::byte* at = nullptr;
+  int32_t type = 0;
+  int64_t stride = 0;  ///< bytes from row to row
+  int32_t rows = 0, columns = 0;
+};
+
+/// Where a cell's codes and scales go; codes are dense.
+struct packed_rows {
+  std::byte* codes = nullptr;
+  f16* scale = nullptr;
+  f16* zero = nullptr;
+  bool fitted = false;  ///< scales are there already, one for the cell
+};
+
 /// An attention kernel. All functions are pure in their arguments.
 struct kernel {
   int32_t target = 0;
@@ -158,6 +179,10 @@ struct kernel {
   void (*fold)(const fold_rows&) = nullptr;
   /// Codes of a block and head to [dim_k][block], or [block][dim_v].
   void (*unpack)(const kvc_kv&, bool keys, int32_t id, int32_t head, float* to) = nullptr;
+  /// Whether every value can be packed. Null: not offered, as for pack.
+  bool (*packable)(const cell_rows&) = nullptr;
+  /// Packs a cell as pack_cell does, bit for bit; false: not in this format, nothing is written.
+  bool (*pack)(const side_format&, bool keys, const cell_rows&, const packed_rows&) = nullptr;
 };
 
 /// Kernel of a target, null if this build or machine does not have it. KVC_TARGET_BEST picks the widest.

@@ -33,7 +33,9 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 
-void fold(const fold_rows&);  // score_simd.cpp
+void fold(const fold_rows&);      // score_simd.cpp
+bool packable(const cell_rows&);  // seal_simd.cpp
+bool pack(const side_format&, bool keys, const cell_rows&, const packed_rows&);
 
 // ---- weights ----
 
@@ -430,7 +432,7 @@ void unpack(const kvc_kv& kv, bool keys, int32_t id, int32_t head, float* to) {
   unpack_any(code_cell(kv, keys, id, head), {0, rows, 0, columns}, {to, columns});
 }
 
-const kernel body = {this_target, &prepare, &split, &score, &fold, &unpack};
+const kernel body = {this_target, &prepare, &split, &score, &fold, &unpack, &packable, &pack};
 
 #endif
 }  // namespace kvcache::detail::HWY_NAMESPACE

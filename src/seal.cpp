@@ -77,8 +77,20 @@ struct side {
   }
 };
 
+/// The cell of an open block as rows, if its columns are dense.
+bool rows_of(const side& s, int64_t id, int32_t head, cell_rows& out) noexcept {
+  const kvc_plane& p = s.keys ? s.kv.open_k : s.kv.open_v;
+  if ((s.keys ? p.token_stride : p.dim_stride) != element_size(p.type)) return false;
+  out = {cell(p, id, head, 0), p.type, s.keys ? p.dim_stride : p.token_stride, s.rows(),
+         s.keys ? s.kv.block : s.kv.dim_v};
+  return true;
+}
+
 status check_side(const side& s, const kvc_command& c, float* values) noexcept {
+  const kernel& body = *find_kernel(KVC_TARGET_BEST);
   for (int32_t h = 0; s.coded() && h < s.kv.kv_heads; ++h) {
+    cell_rows rows;
+    if (body.packable != nullptr && rows_of(s, c.src, h, rows) && body.packable(rows)) continue;
     load_open(s.kv, s.keys, c.src, h, values);
     if (status bad = check_values({s.keys, s.kv.block, s.dim(), c.arg}, values); !bad) return bad;
   }
@@ -101,31 +113,37 @@ stored_grid common_grid(const side& s, const kvc_command& c, const side_format& 
                      : fit_min_max(all.least, all.largest, largest_code(f.codes));
 }
 
+/// Packs one head into codes behind each other.
+void pack_head(const side& s, const kvc_command& c, int32_t head, const packed_rows& to,
+               float* values) noexcept {
+  const kernel& body = *find_kernel(KVC_TARGET_BEST);
+  const side_format f = format_of(s.plane());
+  cell_rows rows;
+  const bool fast = c.arg == 0 && body.pack != nullptr && rows_of(s, c.src, head, rows);
+  if (fast && body.pack(f, s.keys, rows, to)) return;
+  const cell_shape shape{s.keys, s.kv.block, s.dim(), c.arg};
+  load_open(s.kv, s.keys, c.src, head, values);
+  if (to.fitted) return encode_cell(f, shape, values, to.codes, to.scale, to.zero);
+  (void)pack_cell(f, s.keys, s.kv.block, s.dim(), c.arg, values, to.codes, to.scale, to.zero);
+}
+
 void seal_side(const side& s, const kvc_command& c, float* values) noexcept {
   if (!s.coded()) return;
   const kvc_plane& p = s.plane();
-  const side_format f = format_of(p);
-  const cell_shape shape{s.keys, s.kv.block, s.dim(), c.arg};
-  const int64_t scales = s.scale_at(c.dst, 0);
-  const bool shared = f.axis == scale_axis::tensor, dense = s.stride() == s.row();
-  std::byte packed[most_tokens * max_dim];  // rows behind each other, for planes where they are not
+  const bool shared = p.scale_kind == KVC_SCALE_TENSOR, dense = s.stride() == s.row();
+  std::byte packed[most_tokens * max_dim];  // for planes whose rows do not lie behind each other
   if (shared) {
-    const stored_grid grid = common_grid(s, c, f, values);
-    write(bytes_of(p.scale) + scales, grid.scale);
-    if (p.zero != nullptr) write(bytes_of(p.zero) + scales, grid.zero);
+    const stored_grid grid = common_grid(s, c, format_of(p), values);
+    write(bytes_of(p.scale) + s.scale_at(c.dst, 0), grid.scale);
+    if (p.zero != nullptr) write(bytes_of(p.zero) + s.scale_at(c.dst, 0), grid.zero);
   }
   for (int32_t h = 0; h < s.kv.kv_heads; ++h) {
-    load_open(s.kv, s.keys, c.src, h, values);
-    std::byte* codes = dense ? cell(p, c.dst, h, 0) : packed;
-    auto* scale = reinterpret_cast<f16*>(bytes_of(p.scale) + s.scale_at(c.dst, h));
-    auto* zero =
-        p.zero == nullptr ? nullptr : reinterpret_cast<f16*>(bytes_of(p.zero) + s.scale_at(c.dst, h));
-    if (shared) {
-      encode_cell(f, shape, values, codes, scale, zero);
-    } else {
-      (void)pack_cell(f, s.keys, s.kv.block, s.dim(), c.arg, values, codes, scale, zero);
-    }
-    if (!dense) s.copy_rows(packed, s.row(), cell(p, c.dst, h, 0));
+    std::byte* own = cell(p, c.dst, h, 0);
+    packed_rows to{dense ? own : packed, nullptr, nullptr, shared};
+    to.scale = reinterpret_cast<f16*>(bytes_of(p.scale) + s.scale_at(c.dst, h));
+    if (p.zero != nullptr) to.zero = reinterpret_cast<f16*>(bytes_of(p.zero) + s.scale_at(c.dst, h));
+    pack_head(s, c, h, to, values);
+    if (!dense) s.copy_rows(packed, s.row(), own);
   }
 }
 
