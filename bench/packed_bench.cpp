@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over packed blocks against what the machine can do. Names:
 //   decode/<format>/D<dim>/G<query heads per kv head>/<length>/t<threads>
-//   seal/<format>/D<dim>/t1      64 tokens: sealing against their append and attention at 4,096 tokens
+//   seal/<format>/D<dim>/<length>   64 tokens of a prefill: packing them against their append and attention
+//   faster/<format>/than/<format>   decode at D64, G3, 4k: both in turn; the ratio of their times
 // An item of decode is one attend call over one sequence and layer, 8 kv heads, blocks of 64 slots, walking
 // over at least 400 MB of layers whose tables are shuffled. Its limit is the longer of one sequential read of
 // the stored bytes (best of five) and the multiplications at their peak plus unpacking measured alone, from
@@ -99,15 +100,97 @@ void decode(benchmark::State& state, const shape& s, double reach) {
   state.counters["stored_ratio"] = work.median() / read.median();
 }
 
-void add(const named_format& f, const shape& s) {
+/// Sealing a block of one layer, and for comparison the append and the attention of its 64 tokens, which read
+/// what came before them from packed blocks.
+void seal(benchmark::State& state, shape s) {
+  s.rows = s.block;
+  memory& m = memory::of(s);
+  if (bench::failed(state, m.layers() > 0, "no memory for the planes")) return;
+  caller at(s, m);
+  if (bench::failed(state, at.ready(), "this machine does not have the target")) return;
+  std::vector<float> rows(size_t(s.block) * kv_heads * size_t(s.dim));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = float(i % 17) / 16 - 0.5f;
+  const kvc_rows values = dense_rows(rows.data(), element::f32, kv_heads, s.dim);
+  std::vector<int64_t> slots(size_t(s.block));
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = int64_t(i);
+  const kvc_command command{KVC_OP_SEAL, 0, 0, s.block, 0, 0, 0};
+  bench::rounds work, limit;
+  bool done = true;
+  for (auto _ : state) {
+    const double start = at.threads.seconds();
+    done = done && append(m.planes.layer(0), values, values, {}, {.open_slots = slots}) && at.call(0);
+    const double middle = at.threads.seconds();
+    done = done && run({&m.planes.layer(0), 1}, {&command, 1});
+    const double end = at.threads.seconds();
+    limit.add((middle - start) * 1e9);
+    work.add((end - middle) * 1e9);
+    state.SetIterationTime(end - start);
+  }
+  if (bench::failed(state, done, "sealing failed")) return;
+  bench::report(state, "ns/block", work, limit, bench::at_most_ratio(0.25));
+}
+
+/// One format, and what it is to be faster than, in turn.
+void compare(benchmark::State& state, const shape& s, const shape& other) {
+  memory one(s), two(other);
+  if (bench::failed(state, one.layers() > 0 && two.layers() > 0, "no memory for the planes")) return;
+  caller at(s, one), beside(other, two);
+  bench::rounds work, limit;
+  bool done = at.ready() && beside.ready();
+  for (auto _ : state) {
+    limit.add(beside.each_layer([&](int32_t layer) { done = done && beside.call(layer); }));
+    work.add(at.each_layer([&](int32_t layer) { done = done && at.call(layer); }));
+    state.SetIterationTime(work.best() * 1e-9);
+  }
+  if (bench::failed(state, done, "attend failed")) return;
+  bench::report(state, "ns/call", work, limit, bench::at_most_ratio(1));
+}
+
+template <class Work>
+void add_row(const std::string& name, Work work) {
+  benchmark::RegisterBenchmark(name.c_str(), work)
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Iterations(bench::quick() ? 3 : 11);
+}
+
+void add_decode(const named_format& f, const shape& s) {
   std::string name =
       std::string("decode/") + f.name + "/D" + std::to_string(s.dim) + "/G" + std::to_string(s.group);
   name.append("/").append(std::to_string(s.length / 1024)).append("k/t").append(std::to_string(s.threads));
   const double reach = f.reach;
-  benchmark::RegisterBenchmark(name.c_str(), [s, reach](benchmark::State& state) { decode(state, s, reach); })
-      ->UseManualTime()
-      ->Unit(benchmark::kMicrosecond)
-      ->Iterations(bench::quick() ? 3 : 11);
+  add_row(name, [s, reach](benchmark::State& state) { decode(state, s, reach); });
+}
+
+shape shape_of(const kv_format* f, int32_t dim, int32_t group, int32_t length, int32_t threads = 1) {
+  return {.type = element::f16,
+          .dim = dim,
+          .group = group,
+          .length = length,
+          .threads = threads,
+          .block = f != nullptr ? 64 : 16,
+          .format = f};
+}
+
+void add_seals() {
+  for (const named_format& f : formats) {
+    for (const int32_t dim : {64, 128}) {
+      for (const int32_t length : {512, 4096}) {
+        const shape s = shape_of(&f.format, dim, 4, length);
+        const std::string name =
+            std::string("seal/") + f.name + "/D" + std::to_string(dim) + "/" + std::to_string(length);
+        if (!bench::quick() || length == 512) add_row(name, [s](benchmark::State& state) { seal(state, s); });
+      }
+    }
+  }
+}
+
+void add_comparisons() {
+  const kv_format *int8 = &formats[0].format, *int4 = &formats[3].format;
+  const shape whole = shape_of(nullptr, 64, 3, 4096), k8 = shape_of(int8, 64, 3, 4096),
+              k4 = shape_of(int4, 64, 3, 4096);
+  add_row("faster/int8/than/f16", [=](benchmark::State& state) { compare(state, k8, whole); });
+  add_row("faster/int4/than/int8", [=](benchmark::State& state) { compare(state, k4, k8); });
 }
 
 const bool registered = [] {
@@ -117,18 +200,14 @@ const bool registered = [] {
         for (const int32_t group : {3, 4, 8}) {
           for (const int32_t threads : {1, 2}) {
             if (bench::quick() && (length > 4096 || group == 8)) continue;
-            add(f, {.type = element::f16,
-                    .dim = dim,
-                    .group = group,
-                    .length = length,
-                    .threads = threads,
-                    .block = 64,
-                    .format = &f.format});
+            add_decode(f, shape_of(&f.format, dim, group, length, threads));
           }
         }
       }
     }
   }
+  add_seals();
+  add_comparisons();
   return true;
 }();
 
