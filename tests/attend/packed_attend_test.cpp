@@ -293,3 +293,50 @@ TEST_CASE("each head may have a length of its own over packed planes", "[packed]
     }
   }
 }
+
+TEST_CASE("a packed block is unpacked to the numbers attention reads", "[packed]") {
+  std::mt19937 random(static_cast<uint32_t>(test_seed("packed unpack", 127)));
+  for (int64_t round = 0; round < effort(100); ++round) {
+    packed_shape g = random_packed_shape(random);
+    packed_world w(g, {2 * g.block}, static_cast<uint32_t>(random()));
+    w.fill();
+    w.exempt_table[0] = -1;  // exempt slots come out as their codes
+    const std::vector<int32_t> ids{w.id(0, 1), w.id(0, 0)};
+    const size_t k_size = size_t(g.block * g.dim_k), v_size = size_t(g.block * g.dim_v);
+    INFO(text_of(g));
+    for (const int32_t t : targets()) {
+      const auto head = int32_t(random() % uint32_t(g.heads));
+      std::vector<float> k(2 * k_size + 3, 77.0f), v(2 * v_size + 5, 77.0f), k_right = k, v_right = v;
+      for (int32_t i = 0; i < 2; ++i) {
+        const std::vector<float> keys = w.sealed_values(true, 0, 1 - i);
+        const std::vector<float> values = w.sealed_values(false, 0, 1 - i);
+        for (int32_t s = 0; s < g.block; ++s) {
+          for (int32_t d = 0; d < g.dim_k; ++d) {
+            k_right[size_t(i) * (k_size + 3) + size_t(d * g.block + s)] =
+                keys[size_t((head * g.block + s) * g.dim_k + d)];
+          }
+        }
+        std::copy_n(values.begin() + int64_t(size_t(head) * v_size), v_size,
+                    v_right.begin() + int64_t(size_t(i) * (v_size + 5)));
+      }
+      REQUIRE(kvc_cpu_unpack(&w.kv, ids.data(), 2, head, k.data(), int64_t(k_size + 3), v.data(),
+                             int64_t(v_size + 5), t, nullptr) == KVC_OK);
+      INFO(kvc_target_text(t));
+      REQUIRE(same_bits(k, k_right));
+      REQUIRE(same_bits(v, v_right));
+    }
+    std::vector<float> k(k_size, 77.0f);
+    const auto fails = [&](int32_t id, int32_t n, int32_t head, int32_t target, int32_t field) {
+      kvc_error e{};
+      CHECK(kvc_cpu_unpack(&w.kv, &id, n, head, k.data(), 0, nullptr, 0, target, &e) != KVC_OK);
+      CHECK(e.field == field);
+      CHECK(k[0] == 77.0f);
+    };
+    fails(ids[0], -1, 0, KVC_TARGET_BEST, KVC_FIELD_N);
+    fails(ids[0], 1, g.heads, KVC_TARGET_BEST, KVC_FIELD_KV_HEADS);
+    fails(ids[0], 1, -1, KVC_TARGET_BEST, KVC_FIELD_KV_HEADS);
+    fails(w.kv.blocks, 1, 0, KVC_TARGET_BEST, KVC_FIELD_BLOCKS);
+    fails(-1, 1, 0, KVC_TARGET_BEST, KVC_FIELD_BLOCKS);
+    fails(ids[0], 1, 0, 99, KVC_FIELD_TARGET);
+  }
+}

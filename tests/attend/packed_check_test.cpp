@@ -140,6 +140,12 @@ const fault memory_faults[] = {
      [](bench& b) { b.kv.v.scale = static_cast<char*>(b.kv.v.scale) + 1; }},
     {"minima misaligned", KVC_BAD_ARGUMENT, KVC_FIELD_SCALE,
      [](bench& b) { b.kv.v.zero = static_cast<char*>(b.kv.v.zero) + 1; }},
+    {"minima of small floats", KVC_BAD_ARGUMENT, KVC_FIELD_SCALE,
+     [](bench& b) {
+       b.kv.v.type = KVC_E4M3;
+       b.kv.v.token_stride = 64;
+       b.kv.v.head_stride = b.kv.v.block_stride = 64 * 32;
+     }},
     {"no K", KVC_BAD_ARGUMENT, KVC_FIELD_K, [](bench& b) { b.kv.k.data = nullptr; }},
     {"V that aliases codes", KVC_UNSUPPORTED, KVC_FIELD_V, [](bench& b) { b.kv.v.data = nullptr; }},
     {"no open K", KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_K, [](bench& b) { b.kv.open_k.data = nullptr; }},

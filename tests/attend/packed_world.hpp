@@ -130,6 +130,7 @@ class packed_world {
       keys.push_back(normal(random, size_t(n) * size_t(geo.heads * geo.dim_k)));
       values.push_back(normal(random, size_t(n) * size_t(geo.heads * geo.dim_v)));
       stretch(keys.back(), geo.heads, geo.dim_k);
+      stretch(values.back(), geo.heads, geo.dim_v);
       longest = std::max(longest, n);
       total += ceil_div(n, geo.block);
     }
@@ -189,6 +190,14 @@ class packed_world {
       seal(s, lengths_[s]);
     }
     reflect();
+    // A side that is not packed is exact where it lies.
+    for (const bool k : {true, false}) {
+      if (geo.coded(k) || geo.f.exempt == 0) continue;
+      const kvc_plane& p = k ? kv.exempt_k : kv.exempt_v;
+      for (const exact_memory& m : memory_) {
+        if (m.data() == p.data) std::memset(m.data(), 0xff, m.all().size());
+      }
+    }
   }
   /// NaN in the open form of sealed blocks: nobody may read it any more.
   void forget_open(size_t s, int32_t border) {
@@ -375,12 +384,14 @@ class packed_world {
   std::vector<std::vector<bool>> sealed;         ///< [sequence][column]
 
  private:
-  /// Two channels and the first token are larger than the rest, as in models.
+  /// Two channels and the first token are larger than the rest, as in models; one is next to nothing, so that
+  /// small floats are zeros of both signs.
   static void stretch(std::vector<float>& v, int32_t heads, int32_t dim) {
     for (size_t i = 0; i < v.size(); ++i) {
       const auto d = static_cast<int32_t>(i % size_t(dim));
       if (d == 3 || d == dim / 2 + 1) v[i] = v[i] * 3 + 2;
       if (i < size_t(heads * dim)) v[i] *= 3;
+      if (d == 5) v[i] *= 1e-9f;
     }
   }
   void ids(std::vector<int32_t>& to, int32_t total) {
@@ -414,7 +425,13 @@ class packed_world {
   kvc_plane sealed_plane(bool k, int64_t blocks) {
     const side_format& f = geo.side(k);
     if (f.codes == code::exact) return values_plane(geo.block, geo.dim(k), blocks, geo.type, k);
-    kvc_plane p = detail::plane_of_side(f, geo.stored(), geo.block, k, nullptr, 0);
+    kvc_plane p{};
+    p.type = static_cast<int16_t>(f.codes);
+    p.scale_kind = static_cast<int16_t>(int32_t(f.axis) + KVC_SCALE_TENSOR);
+    p.clip = static_cast<int16_t>(f.clip);
+    if (f.axis == scale_axis::token || f.axis == scale_axis::channel) {
+      p.scale_group = static_cast<int16_t>(group_of(f, geo.block, geo.dim(k)));
+    }
     const int64_t rows = k ? geo.dim_k : geo.block;
     const int64_t row = code_row_bytes(f.codes, k ? geo.block : geo.dim_v), stride = row + geo.gap;
     const int64_t n = 2 * scales_of_cell(f, geo.block, geo.dim(k));
