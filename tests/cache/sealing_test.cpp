@@ -479,6 +479,30 @@ TEST_CASE("deferred blocks are sealed when the owner says so, and text computed 
   sound(c);
 }
 
+TEST_CASE("drafts that are rejected after deferred seals take the length that may be indexed with them") {
+  cache c = make({.deferred = true});
+  const auto text = text_of(16);
+  sequence s = begin(c);
+  REQUIRE(s.extend(4));
+  REQUIRE(*s.extend(8, true) == 8);
+  c.end_step();
+  REQUIRE(s.settle());  // 4 tokens are final; the drafts were computed exactly
+  CHECK(s.sealed() == 4);
+  SECTION("all kept") {
+    REQUIRE(s.accept(8));
+    CHECK(*s.commit(text) == 4);
+    REQUIRE(s.settle());
+    CHECK(*s.commit(text) == 12);
+  }
+  SECTION("some rejected") {
+    REQUIRE(s.accept(1));
+    REQUIRE(s.extend(7));
+    REQUIRE(s.settle());
+    CHECK(*s.commit(text) == 4);  // from token 5 on the first block was read packed
+  }
+  sound(c);
+}
+
 TEST_CASE("settle has nothing to do where steps seal") {
   cache c = make({});
   sequence s = begin(c);
