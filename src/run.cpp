@@ -227,6 +227,8 @@ kvc_status check_command(const kvc_run& run, const kvc_command& c, int64_t layer
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ARG, c.arg, at);
   }
   if (c.op != KVC_OP_ROTATE) return KVC_OK;
+  // Keys that are turned when they are read are moved by other positions.
+  if (kv.k_rope != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_OP, c.op, at);
   return check_rope(run.rope, kv.dim_k, error);
 }
 
