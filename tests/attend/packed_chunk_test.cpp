@@ -81,6 +81,7 @@ TEST_CASE("a text packed on the way gives the same bits in any chunks", "[packed
   std::mt19937 random(static_cast<uint32_t>(test_seed("packed chunks", 67)));
   for (const int32_t block : {32, 64, 128}) {
     for (const int32_t residual : {0, 1, block / 2, block, block + 3}) {
+      if (effort(100) < 100 && residual != 1 && residual != block + 3) continue;
       packed_shape g = small_shape(random);
       g.block = block;
       g.f.k = random_side(random, g.dim_k, block, true);
