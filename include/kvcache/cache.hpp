@@ -108,8 +108,8 @@ class basic_sequence {
   /// block would come back, unless `at_a_loss`: beside a live sharer dropping costs memory. Requires: K and V
   /// of all tokens held are written, since the commands run before the step's appends. Fails: no_gain,
   /// out_of_blocks, over_quota, busy (drafts, or commands to be run first, also an earlier gather of this
-  /// sequence), too_long, bad_argument, unsupported (lossy formats: packed codes are not moved apart;
-  /// `max_commands` or `max_gathers` too small for this sequence). Cost: O(blocks + commands queued).
+  /// sequence), too_long, bad_argument, unsupported (lossy formats: see cache/compatible.hpp; `max_commands`
+  /// or `max_gathers` too small for this sequence). Cost: O(blocks + commands queued).
   result<retained> retain(const keep_plan& plan, int32_t overwritten = 0, bool at_a_loss = false) noexcept {
     return live() ? detail::retain(*core_, place_, plan, overwritten, at_a_loss)
                   : result<retained>(errc::stale_handle);

@@ -273,7 +273,7 @@ inline status resolve_commands(const cache_config& c, geometry& geo) noexcept {
   int64_t drop = 0;
   for (int32_t g = 0; g < geo.groups; ++g) {
     seals += geo.group[g].format.deferred ? geo.group[g].columns : 0;
-    drop += geo.group[g].format.lossy ? 0 : 2 * int64_t{geo.group[g].columns};
+    drop += (geo.group[g].format.lossy ? 1 : 2) * int64_t{geo.group[g].columns};
   }
   const int64_t least = std::max<int64_t>(geo.groups, seals);
   if (least > most) return {errc::bad_argument, "max_sequence_tokens", geo.max_sequence_tokens};

@@ -183,8 +183,7 @@ template <class Traits>
 result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
   sequence_state& q = c.seqs.state(i);
   if (n < 0 || n > q.held) return {errc::bad_argument, "n", n};
-  n = std::min(n, q.accepted);                   // drafts go in any case
-  if (n < q.floor) n = q.floor = q.dropped = 0;  // what a drop left is no text of its own
+  n = std::min(n, q.accepted);  // drafts go in any case
   // A block without an open form cannot be reopened: go back to an edge of every lossy group.
   for (bool again = true; again;) {
     again = false;
@@ -195,6 +194,7 @@ result<int32_t> truncate(core<Traits>& c, int32_t i, int32_t n) noexcept {
       again = true;
     }
   }
+  if (n < q.floor) n = q.floor = q.dropped = 0;  // what a drop left is no text of its own
   shrink(c, i, n);
   if (n < q.accepted) q.exclusive = 0;  // what now comes last may be shared
   q.accepted = std::min(q.accepted, n);

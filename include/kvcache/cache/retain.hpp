@@ -8,6 +8,9 @@
 //   whole_blocks  | s | x | x | w |  ──>  | s'| w |     s' = s turned by what was dropped, copied if shared
 //   overwrite     | a | b | c | d |  ──>  same table    all its own; the next token takes a slot
 //
+// A lossy format allows what compatible.hpp says: whole blocks leave both tables, and what is gathered or
+// written over are open blocks, whose packed ones are only reserved.
+//
 // Blocks for copies: what whole_blocks gives back may serve at once, since nothing reads it any more. What a
 // gather gives back may not: it lies behind what is filled and is read until the end, and which of its slots
 // are still to be read only the keep-lists know. So a gather beside a sharer needs its copies' blocks free.
@@ -15,6 +18,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kvcache/cache/compatible.hpp"
 #include "kvcache/cache/core.hpp"
 #include "kvcache/retain/concept.hpp"
 
@@ -34,6 +38,7 @@ struct drop_demand {
   int32_t returned = 0;   // blocks whose last user this is
   int32_t ready = 0;      // of these, blocks that are given back before the first is allocated
   int32_t own_ready = 0;  // of these, blocks that the sequence's account is charged for
+  int32_t open = 0;       // open blocks to allocate
 };
 
 template <class Traits>
@@ -55,6 +60,17 @@ drop_demand demand_of(const core<Traits>& c, int32_t i, int32_t g, int32_t copie
   }
   for (int32_t k = from; k < to; ++k) d.returned += last_user(c, g, table[static_cast<size_t>(k)]);
   return d;
+}
+
+// Of the first `columns` open blocks, those that others can see and that are written. Groups without any: 0.
+template <class Traits>
+int32_t open_demand(const core<Traits>& c, int32_t i, int32_t g, int32_t columns) noexcept {
+  int32_t n = 0;
+  if (!c.geo.group[g].format.lossy) return n;
+  for (int32_t k = 0; k < columns; ++k) {
+    n += c.pool.open(g).immutable(c.seqs.open_table(i, g)[static_cast<size_t>(k)]);
+  }
+  return n;
 }
 
 // Columns [from, to) go before anything is allocated.
@@ -86,6 +102,7 @@ status admit_drop(core<Traits>& c, int32_t i, const drop_demand (&d)[max_groups]
   if (fresh > 0 && owed > c.pool.limit(q.account)) return {errc::over_quota, "account", q.account};
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     if (status s = c.pool.pool(g).admit(std::max(0, d[g].fresh - d[g].ready)); !s) return s;
+    if (status s = c.pool.open(g).admit(d[g].open); !s) return {s.code, "open", s.value};
   }
   return {};
 }
@@ -98,6 +115,50 @@ block_id replace_block(core<Traits>& c, int32_t i, int32_t g, int32_t column) no
   c.pool.take(g, c.seqs.state(i).account, {&fresh, 1});
   std::swap(fresh, c.seqs.row(i, g)[static_cast<size_t>(column)]);
   return fresh;
+}
+
+// Makes the packed block of a column the sequence's own and unsealed: its open form is to be written. Nothing
+// is copied, as the block is only reserved. Requires: admitted, the column is not sealed.
+template <class Traits>
+void reserve_own(core<Traits>& c, int32_t i, int32_t g, int32_t column) noexcept {
+  const block_id b = c.seqs.row(i, g)[static_cast<size_t>(column)];
+  if (c.pool.pool(g).immutable(b)) {
+    (void)replace_block(c, i, g, column);
+    c.pool.release(g, {&b, 1});
+    return;
+  }
+  // A sibling may have packed it, and be gone.
+  c.pool.cancel_seal(g, b);
+  c.pool.set_sealed(g, b, false);
+}
+
+// As replace_block, of an open block.
+template <class Traits>
+void replace_open(core<Traits>& c, int32_t i, int32_t g, int32_t column) noexcept {
+  block_id fresh = no_block;
+  (void)c.pool.open(g).allocate({&fresh, 1});
+  c.seqs.open_row(i, g)[static_cast<size_t>(column)] = fresh;
+}
+
+// As gather_group, over open blocks; the packed ones behind what stays are given back unused.
+template <class Traits>
+void gather_open(core<Traits>& c, int32_t i, int32_t g, int32_t keep) noexcept {
+  sequence_state& q = c.seqs.state(i);
+  const int32_t columns = ceil_div(keep, c.geo.group[g].block_size);
+  const std::span<block_id> old = c.drop_scratch.view().first(static_cast<size_t>(q.columns[g]));
+  std::copy_n(c.seqs.open_row(i, g).begin(), old.size(), old.begin());
+  for (int32_t k = 0; k < columns; ++k) {
+    reserve_own(c, i, g, k);
+    if (c.pool.open(g).immutable(old[static_cast<size_t>(k)])) replace_open(c, i, g, k);
+  }
+  const auto open = c.seqs.open_row(i, g).first(static_cast<size_t>(columns));
+  if (columns > 0) c.commands.add_gather(g, static_cast<size_t>(2 * g) + 1, old, open, i, keep);
+  for (size_t k = old.size(); k-- > 0;) {
+    if (k < open.size() && open[k] == old[k]) continue;
+    c.pool.open(g).release({&old[k], 1});
+  }
+  c.pool.release_backwards(g, c.seqs.table(i, g).subspan(static_cast<size_t>(columns)));
+  q.columns[g] = columns;
 }
 
 // The new run shares the leading blocks that nobody else sees; the gather fills it in ascending order.
@@ -128,6 +189,12 @@ void cut_group(core<Traits>& c, int32_t i, int32_t g, int32_t sinks, int32_t dro
   const std::span<block_id> row = c.seqs.row(i, g).first(static_cast<size_t>(q.columns[g]));
   c.pool.release_backwards(g, row.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
   std::copy(row.begin() + first + count, row.end(), row.begin() + first);
+  if (c.geo.group[g].format.lossy) {
+    const std::span<block_id> open = c.seqs.open_row(i, g).first(row.size());
+    c.pool.open(g).release(open.subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+    std::copy(open.begin() + first + count, open.end(), open.begin() + first);
+    for (int32_t* n : {&q.sealed[g], &q.packed[g]}) *n -= std::clamp(*n - sinks, 0, drop);
+  }
   q.columns[g] -= count;
 }
 
@@ -146,6 +213,22 @@ void turn_group(core<Traits>& c, int32_t i, int32_t g, int32_t sinks, int32_t dr
     }
     const block_id mine = c.seqs.table(i, g)[static_cast<size_t>(k)];
     c.commands.add(KVC_OP_ROTATE, g, space, no_block, space, mine, block_size, drop);
+  }
+}
+
+// Every open block may be written from now on.
+template <class Traits>
+void own_open(core<Traits>& c, int32_t i, int32_t g) noexcept {
+  const auto space = static_cast<size_t>(2 * g) + 1;
+  for (int32_t k = 0; k < c.seqs.state(i).columns[g]; ++k) {
+    reserve_own(c, i, g, k);
+    const block_id b = c.seqs.open_table(i, g)[static_cast<size_t>(k)];
+    if (!c.pool.open(g).immutable(b)) continue;
+    replace_open(c, i, g, k);
+    c.commands.add(KVC_OP_COPY_OPEN, g, space, b, space, c.seqs.open_table(i, g)[static_cast<size_t>(k)],
+                   c.geo.group[g].block_size);
+    ++c.counters.blocks_copied;
+    c.pool.open(g).release({&b, 1});
   }
 }
 
@@ -168,16 +251,12 @@ template <class Traits>
 status check_plan(const core<Traits>& c, int32_t i, const keep_plan& p) noexcept {
   const sequence_state& q = c.seqs.state(i);
   if (!core<Traits>::allocator::shareable) return {errc::unsupported, "contiguous"};
-  for (int32_t g = 0; g < c.geo.groups; ++g) {
-    // Codes that were packed together cannot be moved apart without packing them anew.
-    if (c.geo.group[g].format.lossy) return {errc::unsupported, "format", g};
-    if (c.geo.group[g].first_only) return {errc::unsupported, "first_only", g};
-  }
   if (p.form > drop_form::gather) return {errc::bad_argument, "plan", static_cast<int64_t>(p.form)};
   if (q.held != q.accepted) return {errc::busy, "drafts", q.held - q.accepted};
   if (p.keep < 1 || p.keep > q.held) return {errc::bad_argument, "keep", p.keep};
   if (p.sinks < 0 || p.sinks > p.keep) return {errc::bad_argument, "sinks", p.sinks};
   if (p.recent < 0 || p.recent > p.keep - p.sinks) return {errc::bad_argument, "recent", p.recent};
+  if (status s = check_drop(c.geo, q.sealed, p); !s) return s;
   if (p.form != drop_form::whole_blocks) return {};
   if (p.sinks % c.geo.unit != 0) return {errc::bad_argument, "sinks", p.sinks};
   if ((q.held - p.keep) % c.geo.unit != 0) return {errc::bad_argument, "keep", p.keep};
@@ -204,9 +283,11 @@ status collect_drop(const core<Traits>& c, int32_t i, const keep_plan& p, int32_
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const int32_t block_size = c.geo.group[g].block_size;
     const int32_t columns = c.seqs.state(i).columns[g];
+    if (c.geo.group[g].first_only) continue;  // what it holds stays
     if (p.form == drop_form::gather) {
       const int32_t kept = ceil_div(p.keep, block_size);
       d[g] = demand_of(c, i, g, kept, kept, columns);
+      d[g].open = open_demand(c, i, g, kept);
       ++commands;
       ids += command_list::gather_ids(static_cast<size_t>(columns), static_cast<size_t>(kept));
     } else if (p.form == drop_form::whole_blocks) {
@@ -216,7 +297,8 @@ status collect_drop(const core<Traits>& c, int32_t i, const keep_plan& p, int32_
       commands += p.move_sinks ? first + d[g].fresh : 0;
     } else {
       d[g] = demand_of(c, i, g, columns, 0, 0);
-      commands += d[g].fresh;
+      d[g].open = open_demand(c, i, g, columns);
+      commands += c.geo.group[g].format.lossy ? d[g].open : d[g].fresh;
     }
   }
   if (commands > c.geo.max_commands) return {errc::unsupported, "max_commands", commands};
@@ -233,16 +315,20 @@ template <class Traits>
 void carry_out(core<Traits>& c, int32_t i, const keep_plan& p, int32_t drop, int32_t fresh) noexcept {
   const int32_t account = c.seqs.state(i).account;
   if (p.form == drop_form::whole_blocks) {
-    for (int32_t g = 0; g < c.geo.groups; ++g) cut_group(c, i, g, p.sinks, drop);
+    for (int32_t g = 0; g < c.geo.groups; ++g) {
+      if (!c.geo.group[g].first_only) cut_group(c, i, g, p.sinks, drop);
+    }
     unpin_from(c, i, 0);  // what went may be cached, and must be free to go from there
   }
   while (int64_t{c.pool.charged(account)} + fresh > c.pool.limit(account) &&
          c.tree.evict_one(c.pool, c.scopes, account, c.clock)) {
   }
   for (int32_t g = 0; g < c.geo.groups; ++g) {
-    if (p.form == drop_form::gather) gather_group(c, i, g, p.keep);
+    if (c.geo.group[g].first_only) continue;
+    const bool open = c.geo.group[g].format.lossy;
+    if (p.form == drop_form::gather) open ? gather_open(c, i, g, p.keep) : gather_group(c, i, g, p.keep);
     if (p.form == drop_form::whole_blocks && p.move_sinks) turn_group(c, i, g, p.sinks, drop);
-    if (p.form == drop_form::overwrite) own_group(c, i, g);
+    if (p.form == drop_form::overwrite) open ? own_open(c, i, g) : own_group(c, i, g);
   }
   unpin_from(c, i, 0);
 }
@@ -277,7 +363,7 @@ result<retained> retain(core<Traits>& c, int32_t i, const keep_plan& p, int32_t 
   q.held = q.accepted = p.form == drop_form::overwrite ? q.held : p.keep;
   q.floor = q.held;
   q.exclusive = 0;
-  for (int32_t g = 0; g < c.geo.groups; ++g) q.sealed[g] = std::min(q.sealed[g], q.held);
+  q.horizon = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) used -= c.pool.pool(g).used_blocks();
   return retained{drop, used};
 }
