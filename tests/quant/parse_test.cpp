@@ -76,6 +76,8 @@ TEST_CASE("a format's text gives its settings, and printing them gives text that
   CHECK(again("int8:k=tensor,v=head,symmetric=both,exempt=none") == "int8:k=tensor,v=head,symmetric=both");
   CHECK(again("kv4:rope=before") == again("kv4") + ",rope=before");
   CHECK(again("f16:rope=before,hadamard=k") == "f16:hadamard=k,rope=before");
+  CHECK(again("kv4:dot=integer") == again("kv4") + ",dot=integer");
+  CHECK(read("kv4:dot=float") == read("kv4"));
   CHECK(read("kv4:rope=after") == read("kv4"));
   CHECK(read("k5v6").k.codes == code::int5);
   CHECK(read("k5v6").v.codes == code::int6);
@@ -91,7 +93,8 @@ TEST_CASE("every format that a text can name comes back from its own text") {
                       .v = random_side(random, true),
                       .residual = random() % 2 == 0 ? 0 : static_cast<int32_t>(random() % 300),
                       .exempt = exempt[random() % 4],
-                      .k_before_rope = random() % 4 == 0};
+                      .k_before_rope = random() % 4 == 0,
+                      .integer_dot = random() % 4 == 0};
     const std::string text = printed(f);
     INFO(text);
     REQUIRE(read(text) == f);
@@ -134,7 +137,7 @@ TEST_CASE("wrong text names the key, what was found and what is allowed") {
   const refusal unknown = refused("int4:size=32");
   CHECK(unknown.key == "size");
   CHECK(unknown.text == "32");
-  CHECK(unknown.allowed == "k, v, group, symmetric, clip, hadamard, residual, exempt, rope");
+  CHECK(unknown.allowed == "k, v, group, symmetric, clip, hadamard, residual, exempt, rope, dot");
   CHECK(refused("int4:k=row").allowed.find("tensor|head|token|channel") != std::string::npos);
   CHECK(refused("int4:k=").key == "k");
   CHECK(refused("int4:v=int4/").key == "v");
