@@ -363,6 +363,31 @@ TEST_CASE("siblings seal a block that they share once, each when its own text is
   sound(c);
 }
 
+TEST_CASE("a block that is written to again is not sealed by whoever left it") {
+  cache c = make({.residual = 2});
+  sequence a = begin(c);
+  REQUIRE(a.extend(5));
+  c.end_step();
+  auto b = a.fork();
+  REQUIRE(b);
+  REQUIRE(a.extend(1));  // seals the block that b shares
+  REQUIRE(c.seals().size() == 1);
+  const int32_t source = c.seals()[0].src;
+  REQUIRE(*b->truncate(2) == 2);
+  REQUIRE(a.close());
+  CHECK(c.seals().size() == 1);
+  REQUIRE(b->extend(1));
+  CHECK(c.seals().empty());
+  REQUIRE(c.commands().size() == 2);            // a copied its last block
+  CHECK(c.commands().view()[1].src == source);  // and this was still to be read
+  REQUIRE(b->extend(3));
+  REQUIRE(c.seals().size() == 1);
+  CHECK(c.seals()[0].src == raw(b->open_table()[0]));
+  sound(c);
+  c.end_step();
+  sound(c);
+}
+
 TEST_CASE("the seal of a block that was copied on write reads the copy") {
   cache c = make({});
   sequence a = begin(c);
