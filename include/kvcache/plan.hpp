@@ -7,8 +7,10 @@
 //                            weight-dominated          cache-dominated
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "kvcache/cache/config.hpp"
+#include "kvcache/quant/format.hpp"
 
 namespace kvcache {
 
@@ -30,7 +32,77 @@ constexpr int32_t blocks_for(const geometry& geo, int32_t g, int32_t tokens) noe
   return tokens == 0 ? 0 : std::max(ceil_div(x.stored(tokens), x.block_size), x.reserve_blocks);
 }
 
-/// Bytes that one unshared sequence of `tokens` holds, whole blocks counted.
+/// Open blocks that one unshared sequence holds in group `g` between two steps, at `tokens` and all that is
+/// due sealed; with `step` above 0, in a step that brought it there by so many tokens: what that step seals
+/// stays open to its end. Before its settle a deferred text holds all its blocks open: `step` = tokens.
+constexpr int32_t open_blocks_for(const geometry& geo, int32_t g, int32_t tokens, int32_t step = 0) noexcept {
+  const group_geometry& x = geo.group[g];
+  if (!x.format.lossy) return 0;
+  return ceil_div(tokens, x.block_size) - x.sealed_at(tokens - step) / x.block_size;
+}
+
+/// The most that open_blocks_for gives for any length: ceil((residual + block_size - 1 + step) / block_size).
+constexpr int32_t most_open_blocks(const geometry& geo, int32_t g, int32_t step = 0) noexcept {
+  const group_geometry& x = geo.group[g];
+  if (!x.format.lossy) return 0;
+  const int64_t tokens = int64_t{x.format.residual} + x.block_size - 1 + step;
+  return static_cast<int32_t>(ceil_div(tokens, int64_t{x.block_size}));
+}
+
+/// Bytes of the open blocks of one unshared sequence, as open_blocks_for counts them.
+constexpr bytes sequence_open_bytes(const geometry& geo, int32_t tokens, int32_t step = 0) noexcept {
+  bytes sum{};
+  for (int32_t g = 0; g < geo.groups; ++g) {
+    const group_geometry& x = geo.group[g];
+    sum = sum + open_block_bytes(x.shape, x.block_size, x.format) * open_blocks_for(geo, g, tokens, step);
+  }
+  return sum;
+}
+
+/// What a packed block consists of, over all layers.
+struct block_parts {
+  bytes codes{};    ///< codes, rows filled up to 32 counted
+  bytes scales{};   ///< one half float per group of values
+  bytes minima{};   ///< the same, of the groups that have one
+  bytes exact{};    ///< K or V of layers that do not pack it
+  bytes filling{};  ///< to 64 bytes per layer
+
+  /// Bytes of the block.
+  constexpr bytes total() const noexcept { return codes + scales + minima + exact + filling; }
+};
+
+/// The parts of a block of `shape`. `layers`: one format for all layers, or one per layer. Requires: valid
+/// formats (block_format_of).
+constexpr block_parts parts_of(std::span<const kv_format> layers, const group_shape& shape,
+                               int32_t block_size) noexcept {
+  block_parts sum;
+  for (const kv_format& f : layers) {
+    const int64_t each = layers.size() == 1 ? shape.layers : 1;
+    int64_t all = 0;
+    for (const bool keys : {true, false}) {
+      const side_format& side = keys ? f.k : f.v;
+      const side_layout l = layout_of(side, shape, block_size, keys);
+      all += l.bytes;
+      if (side.codes == code::exact) {
+        sum.exact = sum.exact + bytes{l.bytes} * each;
+        continue;
+      }
+      const int64_t scale_sets = has_minimum(side) ? 2 : 1;
+      const int64_t scales = int64_t{2} *
+                             scales_of_cell(side, block_size, keys ? shape.head_dim_k : shape.head_dim_v) *
+                             (side.axis == scale_axis::tensor ? 1 : shape.kv_heads);
+      sum.codes = sum.codes + bytes{l.bytes - scales * scale_sets} * each;
+      sum.scales = sum.scales + bytes{scales} * each;
+      sum.minima = sum.minima + bytes{scales * (scale_sets - 1)} * each;
+    }
+    sum.filling = sum.filling + bytes{layer_block_bytes(f, shape, block_size) - all} * each;
+  }
+  return sum;
+}
+
+/// Bytes that one unshared sequence of `tokens` holds in its tables, whole blocks counted: packed blocks are
+/// reserved while their open form is written, and groups of first tokens (exempt rows) count. Open blocks lie
+/// beside them: sequence_open_bytes.
 constexpr bytes sequence_bytes(const geometry& geo, int32_t tokens) noexcept {
   bytes sum{};
   for (int32_t g = 0; g < geo.groups; ++g) {

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcache/plan.hpp"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "kvcache/attend/host_planes.hpp"
 #include "kvcache/blocks/contiguous.hpp"
 #include "kvcache/cache.hpp"
+#include "kvcache/cache/packed.hpp"
+#include "kvcache/quant/presets.hpp"
+#include "kvcache/quant/sizes.hpp"
+#include "support/environment.hpp"
 
 namespace kvc = kvcache;
 
@@ -127,6 +133,110 @@ TEST_CASE("two groups get room for the same number of tokens") {
   CHECK(geo->memory() <= kvc::mebibytes(8));
   const kvc::bytes unit{kvc::bytes_per_token(*geo).count * geo->unit};
   CHECK((geo->memory() + unit) > kvc::mebibytes(8));
+}
+
+TEST_CASE("the planner counts packed, open and exempt blocks of any format as pools and planes have them") {
+  std::mt19937 random(static_cast<uint32_t>(kvc::test::test_seed("plan", 5)));
+  const auto pick = [&](auto... of) {
+    const int32_t values[] = {of...};
+    return values[random() % (sizeof...(of))];
+  };
+  int lossy_caches = 0;
+  for (int64_t round = kvc::test::effort(300); round > 0; --round) {
+    const kvc::group_shape shape = gqa(pick(1, 2, 3), pick(1, 2, 3), pick(8, 64, 128));
+    const int32_t block = pick(32, 64, 128);
+    std::vector<kvc::kv_format> layers(static_cast<size_t>(random() % 2 == 0 ? 1 : shape.layers));
+    const int32_t residual = pick(0, 1, 31, 32, 100), exempt = pick(0, 1, 2, 4);
+    for (kvc::kv_format& f : layers) {
+      for (kvc::side_format* side : {&f.k, &f.v}) {
+        const int32_t code = pick(0, 3, 4, 5, 6, 7, 8, 9, 10);
+        side->codes = static_cast<kvc::code>(code);
+        if (code == 0) continue;
+        side->axis = static_cast<kvc::scale_axis>(pick(0, 1, 2, 3));
+        side->group_size = pick(0, 8, 32);
+        side->symmetric = code > 4 && pick(0, 1) == 1;
+      }
+      f.residual = residual;
+      f.exempt = exempt;
+    }
+    auto set = kvc::packed_groups(shape, block, layers);
+    REQUIRE(set);
+    set->group[0].total = kvc::blocks{24};
+    auto cache = kvc::cache::create({.groups = set->span(), .max_sequences = 4});
+    REQUIRE(cache);
+    const kvc::geometry& geo = cache->shape();
+    const bool lossy = geo.group[0].format.lossy;
+    lossy_caches += lossy;
+    // Bytes of everything.
+    const auto of_planes =
+        kvc::host_planes::size_of({.shape = shape,
+                                   .block_size = block,
+                                   .blocks = 24,
+                                   .formats = layers,
+                                   .open_blocks = geo.group[0].open,
+                                   .exempt_blocks = geo.groups > 1 ? geo.group[1].total : 0});
+    CHECK(of_planes == geo.memory());
+    const kvc::block_parts parts = kvc::parts_of(layers, shape, block);
+    CHECK(parts.total() == kvc::block_bytes(shape, block, geo.group[0].format));
+    // Blocks of a sequence, step by step.
+    auto s = cache->open({}, kvc::scope::shared());
+    REQUIRE(s);
+    int32_t most = 0;
+    for (int32_t tokens = 0; tokens < 400;) {
+      const int32_t n = pick(1, 1, 7, 64, 100);
+      REQUIRE(s->extend(n));
+      tokens += n;
+      const auto open = [&] {
+        const auto t = s->open_table();
+        return static_cast<int32_t>(t.size()) -
+               static_cast<int32_t>(std::count(t.begin(), t.end(), kvc::no_block));
+      };
+      CHECK(open() == kvc::open_blocks_for(geo, 0, tokens, n));
+      CHECK(open() <= kvc::most_open_blocks(geo, 0, n));
+      cache->end_step();
+      CHECK(open() == kvc::open_blocks_for(geo, 0, tokens));
+      CHECK(kvc::sequence_open_bytes(geo, tokens).count ==
+            open() * kvc::bytes_per_token(shape).count * block);
+      most = std::max(most, open());
+      int64_t held = 0;
+      for (int32_t g = 0; g < geo.groups; ++g) {
+        const auto used = static_cast<int32_t>(s->table(g).size());
+        CHECK(used == kvc::blocks_for(geo, g, tokens));
+        CHECK(used == cache->pool(g).used_blocks());
+        held += used * kvc::block_bytes(shape, geo.group[g].block_size, geo.group[g].format).count;
+      }
+      CHECK(held == kvc::sequence_bytes(geo, tokens).count);
+    }
+    CHECK(most <= kvc::most_open_blocks(geo, 0));
+    if (!lossy || layers.size() != 1) continue;
+    // Bits per value are the same bytes, without the filling.
+    const int64_t full = 1024 / block;
+    const kvc::block_parts one = kvc::parts_of(layers, gqa(1, shape.kv_heads, shape.head_dim_k), block);
+    const double bits = 8.0 *
+                        static_cast<double>(full * (one.total().count - one.filling.count) +
+                                            kvc::exempt_bytes(layers[0], shape)) /
+                        static_cast<double>(kvc::values_per_token_layer(shape) * 1024);
+    CHECK(kvc::bits_per_value(layers[0], shape, block, 1024) == Approx(bits).epsilon(1e-12));
+  }
+  CHECK(lossy_caches > 1);
+}
+
+TEST_CASE("one sequence holds as many open blocks as the residual and the block in use take") {
+  const kvc::kv_format kv4 = kvc::find_preset("kv4")->format;
+  auto set = kvc::packed_groups(gqa(2, 2, 64), 64, {&kv4, 1});
+  REQUIRE(set);
+  set->group[0].total = kvc::blocks{8};
+  auto geo = kvc::resolve({.groups = set->span(), .max_sequences = 2});
+  REQUIRE(geo);
+  CHECK(kvc::most_open_blocks(*geo, 0) == 1);  // residual 0: only the block in use
+  CHECK(kvc::most_open_blocks(*geo, 0, 1) == 1);
+  CHECK(kvc::most_open_blocks(*geo, 0, 512) == 9);
+  geo->group[0].format.residual = 32;
+  CHECK(kvc::most_open_blocks(*geo, 0) == 2);
+  const kvc::block_parts parts = kvc::parts_of({&kv4, 1}, gqa(2, 2, 64), 64);
+  CHECK(parts.codes.count == 2 * 2 * 2 * 64 * 64 / 2);  // layers, heads, sides
+  CHECK(parts.scales.count == 2 * 2 * (64 + 64) * 2);   // a half float per channel of K and per token of V
+  CHECK(parts.minima.count == parts.scales.count);
 }
 
 TEST_CASE("the regime follows from batch and context") {

@@ -518,3 +518,28 @@ TEST_CASE("what a drop left is not cut inside a packed block: the sequence then 
   CHECK(a->position() == 0);
   CHECK(c.check_invariants() == nullptr);
 }
+
+TEST_CASE(
+    "blocks that a sibling packed before it closed are packed anew once their open forms were gathered") {
+  group_config g{.shape = {.layers = 1, .kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8},
+                 .block_size = 4,
+                 .total = {32},
+                 .format = {.block = bytes{64}, .lossy = true, .deferred = true}};
+  for (const drop_form form : {drop_form::gather, drop_form::overwrite}) {
+    cache c = *cache::create({.groups = {&g, 1}, .max_sequences = 2});
+    auto a = c.open({}, scope::shared());
+    REQUIRE(a->extend(12));
+    c.end_step();
+    auto b = a->fork();
+    REQUIRE(b->settle());
+    CHECK(c.commands().size() == 3);
+    c.end_step();
+    REQUIRE(b->close());
+    REQUIRE(a->retain({.form = form, .keep = 8}, form == drop_form::overwrite ? 1 : 0));
+    c.end_step();
+    REQUIRE(a->settle());
+    CHECK(c.commands().size() == (form == drop_form::gather ? 2 : 3));
+    c.end_step();
+    CHECK(c.check_invariants() == nullptr);
+  }
+}
