@@ -154,7 +154,8 @@ KVC_API kvc_status kvc_commit(kvc_cache cache, kvc_sequence sequence, const int3
 /// (drafts, or commands to be run first, an earlier gather of this sequence among them), KVC_TOO_LONG,
 /// KVC_BAD_ARGUMENT, KVC_UNSUPPORTED (lossy formats: field MOVE_SINKS, as packed keys are not turned; SINKS,
 /// fewer than the exempt tokens; SEALED, as only KVC_DROP_WHOLE_BLOCKS goes with packed tokens, and their
-/// number; max_commands or max_gathers too small for this sequence), KVC_ABI, KVC_STALE_HANDLE. Cost: O(blocks + commands queued).
+/// number; max_commands or max_gathers too small for this sequence), KVC_ABI, KVC_STALE_HANDLE. Cost:
+/// O(blocks + commands queued).
 KVC_API kvc_status kvc_retain(kvc_cache cache, kvc_sequence sequence, const kvc_drop* drop, int32_t* dropped,
                               int32_t* returned, kvc_error* error);
 
