@@ -281,7 +281,7 @@ TEST_CASE("an empty command list holds what one sequence can queue at once") {
   c.groups = {&x, 1};
   c.max_sequences = 1;
   c.max_sequence_tokens = 1024;
-  CHECK(resolve(c)->max_commands == 4);  // seals of a step have a list of their own
+  CHECK(resolve(c)->max_commands == 64);  // a drop's copies; seals of a step have a list of their own
   x.format.deferred = true;
   const auto geo = resolve(c);
   REQUIRE(geo);
