@@ -2,6 +2,7 @@
 #include "cache_kind.hpp"
 
 #include "library_cache.hpp"
+#include "packed_blocks.hpp"
 #include "reference_cache.hpp"
 
 namespace engine {
@@ -16,7 +17,7 @@ result<opened_sequence> cache_kind::resume(std::span<const token_id> text, int, 
   return open(text, scope);
 }
 
-status cache_kind::draft(int, int) {
+result<int> cache_kind::draft(int, int) {
   return cannot_run("unsupported", "draft", std::string(name()));
 }
 
@@ -40,6 +41,8 @@ result<std::unique_ptr<cache_kind>> make_cache(std::string_view kind, const cach
   if (config.max_sequences < 1)
     return cannot_run("bad_value", "max_sequences", std::to_string(config.max_sequences));
   if (config.max_tokens < 1) return cannot_run("bad_value", "max_tokens", std::to_string(config.max_tokens));
+  if (is_packed(config) && kind != "paged")
+    return cannot_run("unsupported", "formats", std::string(kind) + "; packed blocks need paged");
   if (kind == "reference") return std::unique_ptr<cache_kind>(std::make_unique<reference_cache>(config));
   if (kind == "contiguous" || kind == "paged") return make_library_cache(kind == "paged", config);
   return cannot_run("unsupported", "cache", std::string(kind));

@@ -16,8 +16,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kv_backend.hpp"
+#include "kvcache/quant/format.hpp"
 #include "thread_pool.hpp"
 
 namespace engine {
@@ -48,6 +50,13 @@ struct cache_config {
   int max_tokens = 0;            ///< longest sequence
   std::string eviction = "lru";  ///< which cached prefix goes first: lru or lfu; paged only
   thread_pool* pool = nullptr;   ///< must outlive the cache
+  /// How full blocks are packed: one format for all layers, or one per layer; empty: as they were written.
+  /// For blocks of 32 to 128 tokens; paged only.
+  std::vector<kvcache::kv_format> formats{};
+  /// Packed blocks: new tokens of all sequences in one step, at most.
+  int step_tokens = 512;
+  /// Packed blocks: nothing is packed before it is asked for (session::compress).
+  bool deferred = false;
 };
 
 struct opened_sequence {
@@ -101,9 +110,11 @@ class cache_kind {
 
   virtual void close(int slot) = 0;
 
-  /// Makes room for `tokens` that may be taken back; their rows are then computed in one step, and accept()
-  /// follows it. Fails: as extend; "unsupported".
-  virtual status draft(int slot, int tokens);
+  /// Makes room for `tokens` that may be taken back. Returns how many of them: all, but where a block is
+  /// packed next, as that is not taken back; none, where the next token does that: it is computed for
+  /// certain. The rows are then computed in one step, and accept() follows it. Fails: as extend;
+  /// "unsupported".
+  virtual result<int> draft(int slot, int tokens);
 
   /// Keeps the first `tokens` of the draft; the others were never written, as far as anyone can tell.
   /// Fails: bad_argument when that many were not drafted; "unsupported".

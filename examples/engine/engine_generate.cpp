@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// engine_generate: continues one prompt, with all tokens kept or under a retention policy. With --repeat the
+// engine_generate: continues one prompt, with all tokens kept or under a retention policy, and with blocks as
+// they are written or packed. With --repeat the
 // same prompt runs again against the same cache, which shows what is reused; ids, text and steps are those of
 // the last run.
 
@@ -152,7 +153,7 @@ engine::result<cache> open(const options& o, std::optional<engine::dropping> how
   cache out;
   out.how = std::move(how);
   if (out.how) {
-    auto sessions = engine::open_session_cache(o.common, parts, longest, o.blocks);
+    auto sessions = engine::open_session_cache(o.common, parts, longest, o.blocks, &*out.how);
     if (!sessions) return sessions.error();
     out.sessions = std::move(*sessions);
     return out;
@@ -189,7 +190,7 @@ engine::result<json> run(const options& o) {
                    {"runs", json::array()},
                    {"bytes", json::object()}};
   if (drops) {
-    document["policy"] = engine::policy_text(cache->how->policy);
+    document["policy"] = engine::policy_text(*cache->how);
     document["mode"] = engine::name_of(cache->how->mode);
   }
   for (int i = 0; i < o.repeat; ++i) {

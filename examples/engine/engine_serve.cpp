@@ -81,7 +81,7 @@ struct budget {
   std::int64_t blocks = 0;
 };
 
-budget plan_budget(const options& o, std::span<const engine::job> jobs, int context) {
+budget plan_budget(const options& o, std::span<const engine::job> jobs, int context, int block_size) {
   budget b;
   for (const engine::job& j : jobs) {
     const std::int64_t most = std::min<std::int64_t>(context, most_tokens(j, j.follow_ups.size()));
@@ -89,7 +89,7 @@ budget plan_budget(const options& o, std::span<const engine::job> jobs, int cont
     b.longest = static_cast<int>(most);
     b.who = &j;
   }
-  const std::int64_t block = std::max(1, o.common.block_size);
+  const std::int64_t block = std::max(1, block_size);
   b.region = (b.longest + block - 1) / block;
   b.blocks = o.blocks.value_or(default_regions * b.region);
   return b;
@@ -116,8 +116,9 @@ engine::result<serving> open_serving(const options& o, const std::string& kind,
   }
   config.shape = parts.model->shape().kv;
   config.type = engine::kv_type_of(o.common.type);
-  config.block_size = o.common.block_size;
   config.max_sequences = s.sequences;
+  config.block_size = o.common.block_size;
+  if (policy) engine::use_format(o.common, *policy, config);
   config.max_tokens = b.longest;
   config.eviction = o.eviction;
   config.pool = &parts.pool;
@@ -193,7 +194,8 @@ engine::result<json> run(const options& o, std::optional<engine::error>& failure
   const int context = (*parts)->model->shape().kv.max_positions;
   const auto jobs = engine::tokenise(*lines, *(*parts)->text, context, o.requests);
   if (!jobs) return jobs.error();
-  const budget b = plan_budget(o, *jobs, context);
+  const int block_size = engine::block_size_of(o.common, policy && policy->packs());
+  const budget b = plan_budget(o, *jobs, context, block_size);
 
   std::vector<std::string> kinds{o.common.cache};
   if (o.common.cache == "both") kinds = {"contiguous", "paged"};
@@ -215,7 +217,7 @@ engine::result<json> run(const options& o, std::optional<engine::error>& failure
     return json();
   }
   json document = failure ? to_json(*failure) : json{{"schema", "kvcache.engine_serve.v1"}};
-  document["block_tokens"] = o.common.block_size;
+  document["block_tokens"] = block_size;
   document["longest_tokens"] = b.longest;
   document["runs"] = std::move(documents);
   if (runs.size() > 1) document["answers_equal"] = different.empty();

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <vector>
 
 #include "kvcache/attend/data_plane.hpp"
@@ -14,6 +13,7 @@
 #include "kvcache/cache.hpp"
 #include "kvcache/evict/lfu.hpp"
 #include "library_terms.hpp"
+#include "packed_blocks.hpp"
 
 namespace engine {
 namespace {
@@ -37,7 +37,7 @@ class library_cache final : public cache_kind, private kv_backend {
   status commit(int slot, std::span<const token_id> text) override;
   result<int> fork(int slot) override;
   void close(int slot) override { at(slot) = {}; }
-  status draft(int slot, int tokens) override;
+  result<int> draft(int slot, int tokens) override;
   status accept(int slot, int tokens) override;
   result<int> assign(int slot, int from) override;
   int length(int slot) const override { return at(slot).written; }
@@ -59,6 +59,8 @@ class library_cache final : public cache_kind, private kv_backend {
   const open_sequence& at(int slot) const { return sequences_[static_cast<std::size_t>(slot)]; }
   status check(std::span<const step_segment> segments) const;
   status describe(std::span<const step_segment> segments);
+  void store(const kvc_kv& kv, const float* k, const float* v);
+  void give_back_room(std::span<const step_segment> segments);
   status plan(int sequences, int rows, int slots);
   static void run_tasks(void* self, void (*task)(void*, std::int32_t), void* arg, std::int32_t n);
 
@@ -79,35 +81,33 @@ class library_cache final : public cache_kind, private kv_backend {
   std::vector<std::int64_t> slots_;      // [rows]
   std::vector<float> rotated_;           // [rows][query_heads][head_dim]
   int columns_ = 0;
+  bool packed_ = false;
+  packed_rows extra_;  // if packed_
 };
 
 template <class Traits>
 status library_cache<Traits>::create(const cache_config& config, typename manager::eviction eviction) {
   config_ = config;
+  packed_ = is_packed(config);
   const kv_shape& shape = config.shape;
-  const kvcache::group_shape group = {.layers = shape.layers,
-                                      .kv_heads = shape.kv_heads,
-                                      .head_dim_k = shape.head_dim,
-                                      .head_dim_v = shape.head_dim,
-                                      .type = element_of(config.type)};
   const std::int64_t each =
       kvcache::ceil_div(std::int64_t{config.max_tokens}, std::int64_t{std::max(1, config.block_size)});
   std::int64_t blocks = config.blocks != 0 ? config.blocks : each * config.max_sequences;
   if (reserves) blocks -= blocks % each;  // whole regions only
   if (blocks < 1 || blocks > INT32_MAX)
     return cannot_run("out_of_blocks", "blocks", std::to_string(config.blocks));
-  const kvcache::group_config groups[] = {{.shape = group,
-                                           .block_size = config.block_size,
-                                           .total = kvcache::blocks{static_cast<std::int32_t>(blocks)},
-                                           .reserve = reserves ? config.max_tokens : 0}};
-  auto built = manager::create(
-      {.groups = groups, .max_sequences = config.max_sequences, .max_sequence_tokens = config.max_tokens},
-      std::move(eviction));
+  auto groups = groups_for(config, static_cast<std::int32_t>(blocks));
+  if (!groups) return groups.error();
+  groups->group[0].reserve = reserves ? config.max_tokens : 0;
+  auto built = manager::create({.groups = groups->span(),
+                                .max_sequences = config.max_sequences,
+                                .max_sequence_tokens = config.max_tokens,
+                                .max_step_tokens = config.step_tokens},
+                               std::move(eviction));
   if (!built) return to_error(built.error());
   manager_ = std::move(*built);
-  auto planes = kvcache::host_planes::create(
-      {.shape = group, .block_size = config.block_size, .blocks = groups[0].total.count, .layer_owner = {}});
-  if (!planes) return to_error(planes.error());
+  auto planes = planes_for(config, manager_.shape());
+  if (!planes) return planes.error();
   planes_ = std::move(*planes);
   auto rope = kvcache::rope::create({.style = kvcache::rope_style::interleaved,
                                      .dims = shape.head_dim,
@@ -175,10 +175,10 @@ result<int> library_cache<Traits>::fork(int slot) {
 }
 
 template <class Traits>
-status library_cache<Traits>::draft(int slot, int tokens) {
+result<int> library_cache<Traits>::draft(int slot, int tokens) {
   auto& s = at(slot);
   const auto got = s.handle.extend(tokens, true);
-  return got ? status() : to_error(got.error());
+  return got ? result<int>(*got) : to_error(got.error());
 }
 
 template <class Traits>
@@ -227,6 +227,7 @@ status library_cache<Traits>::describe(std::span<const step_segment> segments) {
   lengths_.clear();
   starts_.assign(1, 0);
   positions_.clear();
+  extra_.begin(config_.block_size, packed_ ? config_.formats.front().exempt : 0);
   slots_.resize(rows);
   rotated_.resize(rows * static_cast<std::size_t>(config_.shape.query_heads) *
                   static_cast<std::size_t>(config_.shape.head_dim));
@@ -241,6 +242,7 @@ status library_cache<Traits>::describe(std::span<const step_segment> segments) {
       return to_error(done);
     if (auto done = kvcache::write_slots(table, config_.block_size, position, slots); !done)
       return to_error(done);
+    if (packed_) extra_.add(at(s.slot).handle, position, s.rows);
     for (int row = 0; row < s.rows; ++row) positions_.push_back(position + row);
     lengths_.push_back(position + s.rows);
     starts_.push_back(starts_.back() + s.rows);
@@ -252,29 +254,52 @@ status library_cache<Traits>::describe(std::span<const step_segment> segments) {
               config_.max_tokens);
 }
 
+// A block that a sequence has room in, but whose last token this step does not write, must not be packed by
+// it.
+template <class Traits>
+void library_cache<Traits>::give_back_room(std::span<const step_segment> segments) {
+  for (std::size_t i = 0; i < sequences_.size(); ++i) {
+    open_sequence& s = sequences_[i];
+    int written = s.written;
+    for (const step_segment& segment : segments) {
+      if (static_cast<std::size_t>(segment.slot) == i) written += segment.rows;
+    }
+    if (s.handle.held() > written) require(s.handle.truncate(written).error());
+  }
+}
+
 template <class Traits>
 status library_cache<Traits>::begin_step(std::span<const step_segment> segments) {
   if (status s = check(segments); !s) return s;
+  if (packed_) give_back_room(segments);
   if (status s = describe(segments); !s) return s;
   const kvcache::run_options with{.ids = {}, .keeps = {}, .rope = &rope_.view(), .executor = &executor_};
   if (auto done = kvcache::run(planes_.layers(), manager_.commands().view(), with); !done)
     return to_error(done);
-  manager_.end_step();
   return {};
 }
 
 // What can be wrong with these calls was checked when the cache was created and in begin_step.
 template <class Traits>
+void library_cache<Traits>::store(const kvc_kv& kv, const float* k, const float* v) {
+  const auto rows = [&](const float* data) {
+    return kvcache::dense_rows(data, kvcache::element::f32, config_.shape.kv_heads, config_.shape.head_dim);
+  };
+  const kvcache::append_options with{.rope = &rope_.view(), .positions = positions_, .executor = &executor_};
+  if (!packed_) return require(kvcache::append(kv, rows(k), rows(v), slots_, with));
+  require(kvcache::append(kv, rows(k), rows(v), {}, extra_.where(with)));
+  require(kvcache::run({&kv, 1}, manager_.seals(), {.executor = &executor_}));
+}
+
+template <class Traits>
 void library_cache<Traits>::attend(int layer, const float* q, const float* k, const float* v, float* out) {
   const kv_shape& shape = config_.shape;
   const kvc_kv& kv = planes_.layer(layer);
-  const auto rows = [&](const float* data, int heads) {
-    return kvcache::dense_rows(data, kvcache::element::f32, heads, shape.head_dim);
+  const auto rows = [&](const float* data) {
+    return kvcache::dense_rows(data, kvcache::element::f32, shape.query_heads, shape.head_dim);
   };
-  const kvc_rows queries = rows(q, shape.query_heads);
-  auto done = kvcache::append(kv, rows(k, shape.kv_heads), rows(v, shape.kv_heads), slots_,
-                              {.rope = &rope_.view(), .positions = positions_, .executor = &executor_});
-  if (done) done = rope_.turn(queries, positions_, rotated_.data(), &executor_);
+  store(kv, k, v);
+  require(rope_.turn(rows(q), positions_, rotated_.data(), &executor_));
   kvc_batch batch{};
   batch.struct_size = sizeof batch;
   batch.n = static_cast<std::int32_t>(segments_.size());
@@ -283,67 +308,54 @@ void library_cache<Traits>::attend(int layer, const float* q, const float* k, co
   batch.kv_len = lengths_.data();
   batch.q_start = starts_.data();
   batch.q_pos = positions_.data();
+  if (packed_) extra_.describe(batch);
   const float scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-  if (done) {
-    done = attention_.run(kv, batch, rows(rotated_.data(), shape.query_heads), kvcache::causal_softmax(scale),
-                          kvcache::dense_out(out, kvcache::element::f32, shape.query_heads, shape.head_dim),
-                          &executor_);
-  }
-  require(done);
+  require(attention_.run(kv, batch, rows(rotated_.data()), kvcache::causal_softmax(scale),
+                         kvcache::dense_out(out, kvcache::element::f32, shape.query_heads, shape.head_dim),
+                         &executor_));
 }
 
 template <class Traits>
 void library_cache<Traits>::end_step() {
   for (const step_segment& s : segments_) at(s.slot).written += s.rows;
   segments_.clear();
+  manager_.end_step();
 }
 
 template <class Traits>
 cache_counts library_cache<Traits>::counts() const {
   const kvcache::stats s = manager_.count();
+  const auto& pool = manager_.pool();
   const kvcache::group_geometry& g = manager_.shape().group[0];
-  return {.blocks_total = static_cast<std::int64_t>(s.blocks_total),
-          .blocks_used = static_cast<std::int64_t>(s.blocks_used),
-          .blocks_cached = static_cast<std::int64_t>(s.blocks_cached),
-          .evictions = static_cast<std::int64_t>(s.nodes_evicted),
-          .copies = static_cast<std::int64_t>(s.blocks_copied),
-          .block_bytes = static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size).count)};
+  return {
+      .blocks_total = pool.total_blocks(),
+      .blocks_used = pool.used_blocks(),
+      .blocks_cached = pool.cached_blocks(),
+      .evictions = static_cast<std::int64_t>(s.nodes_evicted),
+      .copies = static_cast<std::int64_t>(s.blocks_copied),
+      .block_bytes = static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size, g.format).count)};
 }
 
-// Reserved: blocks in some table, each once. Held: their slots that are written by at least one of their
-// sequences.
 template <class Traits>
 cache_bytes library_cache<Traits>::bytes() const {
-  std::map<kvcache::block_id, int> filled;
-  for (const open_sequence& s : sequences_) {
-    int left = s.written;
-    for (const kvcache::block_id b : s.handle.table()) {
-      int& most = filled[b];
-      most = std::max(most, std::clamp(left, 0, config_.block_size));
-      left -= config_.block_size;
-    }
-  }
-  const std::size_t slot_bytes = counts().block_bytes / static_cast<std::size_t>(config_.block_size);
-  cache_bytes total;
-  for (const auto& [block, slots] : filled) {
-    total.held += static_cast<std::size_t>(slots) * slot_bytes;
-    total.reserved += static_cast<std::size_t>(config_.block_size) * slot_bytes;
-  }
-  return total;
+  table_census sum(manager_.shape());
+  for (const open_sequence& s : sequences_) sum.add(s.handle, s.written);
+  return sum.total();
 }
 
 template <class Traits>
 void library_cache<Traits>::read(int slot, int layer, int position, float* k, float* v) const {
-  const kvcache::block_id block =
-      at(slot).handle.table()[static_cast<std::size_t>(position / config_.block_size)];
-  const auto copy = [&](const kvc_plane& plane, int dim, float* to) {
-    for (int head = 0; head < config_.shape.kv_heads; ++head) {
-      const std::byte* from = cell(plane, block, head, position % config_.block_size);
-      for (int d = 0; d < dim; ++d) *to++ = widen(from + plane.dim_stride * d, config_.type);
-    }
-  };
-  copy(planes_.layer(layer).k, config_.shape.head_dim, k);
-  copy(planes_.layer(layer).v, config_.shape.head_dim, v);
+  const auto column = static_cast<std::size_t>(position / config_.block_size);
+  const auto& handle = at(slot).handle;
+  stored_token where{.block = handle.table()[column], .slot = position};
+  if (packed_) where.open = handle.open_table()[column];
+  if (packed_ && handle.table(1).size() > 0) where.copy = handle.table(1)[0];
+  const auto dim = static_cast<std::size_t>(config_.shape.head_dim);
+  for (int head = 0; head < config_.shape.kv_heads; ++head, k += dim, v += dim) {
+    const kvcache::kv_format format = format_of(config_, layer);
+    read_token(planes_.layer(layer), format, config_.type, true, head, where, {k, dim});
+    read_token(planes_.layer(layer), format, config_.type, false, head, where, {v, dim});
+  }
 }
 
 template <class Traits>

@@ -25,12 +25,18 @@ kvc_softmax all_keys(const kv_shape& shape) {
 }
 
 // A batch of one text: rows [starts[0], starts[1]) over `slots` slots.
-kvc_batch rows_of_one(const std::vector<std::int32_t>& table, const std::int32_t& slots,
+kvc_batch rows_of_one(const layer_keys& keys, std::size_t head, const std::int32_t& slots,
                       const std::int32_t (&starts)[2]) {
+  static constexpr std::int32_t none_sealed = 0;
+  const std::vector<std::int32_t>& table = keys.tables[head];
   kvc_batch b{};
   b.struct_size = sizeof b;
   b.n = 1;
   b.table = table.data();
+  if (keys.open) {
+    b.open_table = table.data();
+    b.sealed = &none_sealed;
+  }
   b.table_columns = static_cast<std::int32_t>(table.size());
   b.kv_len = &slots;
   b.q_start = starts;
@@ -75,7 +81,7 @@ void attention_observer::add_up(const addition& what, const layer_keys& keys, st
     column(what.upto, upto);
     column(what.least, least);
     const std::int32_t slots = keys.slots(h);
-    const kvc_batch batch = rows_of_one(keys.tables[h], slots, starts);
+    const kvc_batch batch = rows_of_one(keys, h, slots, starts);
     const std::size_t head = h * static_cast<std::size_t>(group());
     kvc_rows q = kvcache::dense_rows(what.rows.q + head * static_cast<std::size_t>(shape_.head_dim),
                                      kvcache::element::f32, shape_.query_heads, shape_.head_dim);
@@ -220,7 +226,7 @@ void attention_observer::normalise(const layer_keys& keys, std::span<const float
   const std::int32_t starts[] = {0, n};
   for (std::size_t h = 0; h < keys.tables.size(); ++h) {
     const std::int32_t slots = keys.slots(h);
-    const kvc_batch batch = rows_of_one(keys.tables[h], slots, starts);
+    const kvc_batch batch = rows_of_one(keys, h, slots, starts);
     const std::size_t head = h * static_cast<std::size_t>(group());
     kvc_rows q = kvcache::dense_rows(rows.data() + head * static_cast<std::size_t>(shape_.head_dim),
                                      kvcache::element::f32, shape_.query_heads, shape_.head_dim);

@@ -36,6 +36,7 @@ struct query_rows {
 struct layer_keys {
   const kvc_kv* kv = nullptr;                     ///< of all kv heads, or of one where each has a table
   std::vector<std::vector<std::int32_t>> tables;  ///< block ids, for all kv heads or one for each
+  bool open = false;                              ///< they are ids of open blocks
   std::vector<std::span<const int>> positions;    ///< [kv_heads][slots], ascending unless taken over
   std::vector<std::vector<float>> norms;          ///< [kv_heads][slots] of the values, to decide
   kvcache::attention* with = nullptr;             ///< planned for kv, any number of rows

@@ -98,9 +98,10 @@ void add_common_options(CLI::App& app, common_options& options) {
         return ok ? std::string() : "Value " + text + " is not a power of two from 1 to 65536";
       },
       "POWER OF TWO");
-  app.add_option("--block", options.block_size, "tokens per block")
+  app.add_option("--block", options.block_size, "tokens per block; packed blocks: 32 to 128, default 64")
       ->check(power_of_two)
-      ->capture_default_str();
+      ->capture_default_str()
+      ->each([&options](const std::string&) { options.block_given = true; });
   app.add_option("--chunk", options.chunk, "prompt tokens per step")
       ->check(CLI::Range(1, 8192))
       ->capture_default_str();
@@ -109,19 +110,21 @@ void add_common_options(CLI::App& app, common_options& options) {
 }
 
 void add_policy_options(CLI::App& app, policy_options& options) {
-  app.add_option("--policy", options.policy, "which tokens stay, such as h2o:heavy=64,recent=64")
+  app.add_option("--policy", options.policy,
+                 "which tokens stay and how blocks are packed, such as h2o:heavy=64,recent=64, kv4, or both "
+                 "joined by +")
       ->capture_default_str();
   app.add_option("--mode,--drop", options.mode,
-                 "when others go: at the end of the prompt, from the first token on, "
-                 "or when blocks run out")
+                 "when others go and blocks are packed: at the end of the prompt, from the first token on, "
+                 "or (go) when blocks run out")
       ->check(CLI::IsMember({"oneshot", "stream", "out_of_blocks"}))
       ->capture_default_str();
 }
 
 result<dropping> read_dropping(const policy_options& options) {
-  auto policy = parse_policy(options.policy);
+  auto policy = parse_cache_policy(options.policy);
   if (!policy) return policy.error();
-  dropping how{std::move(*policy), drop_mode::oneshot};
+  dropping how{std::move(policy->keep), drop_mode::oneshot, policy->format};
   if (options.mode == "stream") how.mode = drop_mode::stream;
   if (options.mode == "out_of_blocks") how.mode = drop_mode::out_of_blocks;
   return how;
@@ -130,7 +133,8 @@ result<dropping> read_dropping(const policy_options& options) {
 result<std::optional<dropping>> read_policy(const policy_options& options) {
   auto how = read_dropping(options);
   if (!how) return how.error();
-  if (how->policy.policy.get<kvcache::keep_all>() != nullptr) return std::optional<dropping>();
+  if (how->policy.policy.get<kvcache::keep_all>() != nullptr && !how->packs())
+    return std::optional<dropping>();
   return std::optional<dropping>(std::move(*how));
 }
 
@@ -200,10 +204,24 @@ result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, lo
   return make_cache(options.cache, config);
 }
 
+int block_size_of(const common_options& options, bool packs) {
+  return packs && !options.block_given ? 64 : options.block_size;
+}
+
+void use_format(const common_options& options, const dropping& how, cache_config& config) {
+  config.block_size = block_size_of(options, how.packs());
+  if (!how.packs()) return;
+  config.formats = {how.format};
+  config.deferred = how.mode == drop_mode::oneshot;
+  config.step_tokens = options.chunk + config.max_sequences;
+}
+
 result<std::unique_ptr<session_cache>> open_session_cache(const common_options& options, loaded& parts,
-                                                          int max_tokens, std::int64_t blocks) {
+                                                          int max_tokens, std::int64_t blocks,
+                                                          const dropping* how) {
   cache_config config = config_of(options, parts, max_tokens);
   config.blocks = blocks;
+  if (how != nullptr) use_format(options, *how, config);
   return session_cache::create(config);
 }
 

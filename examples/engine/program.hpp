@@ -34,6 +34,7 @@ struct common_options {
   std::string cache = "reference";
   std::string type = "f32";
   int block_size = 16;
+  bool block_given = false;  ///< on the command line; if not, packed blocks are of 64 tokens
   int chunk = 128;
   int threads = 1;
   bool as_json = false;
@@ -54,10 +55,10 @@ struct policy_options {
 };
 void add_policy_options(CLI::App& app, policy_options& options);
 
-/// The policy and when it acts. Fails: as parse_policy.
+/// The policy, the format, and when they act. Fails: as parse_cache_policy.
 result<dropping> read_dropping(const policy_options& options);
 
-/// The same; nothing for "full".
+/// The same; nothing for "full" alone.
 result<std::optional<dropping>> read_policy(const policy_options& options);
 
 /// Everything a program needs before it can open a cache. Not movable: parts refer to each other.
@@ -77,9 +78,16 @@ kv_type kv_type_of(std::string_view option);
 result<std::unique_ptr<cache_kind>> open_cache(const common_options& options, loaded& parts, int max_tokens,
                                                int max_sequences = 1);
 
+/// What the options and a format say of a cache. Packed blocks hold 64 tokens unless --block says otherwise.
+void use_format(const common_options& options, const dropping& how, cache_config& config);
+/// Tokens of a block under these options.
+int block_size_of(const common_options& options, bool packs);
+
 /// The cache for one session, for texts of at most `max_tokens`; `blocks` of them, or enough if that is 0.
+/// `how`: its format, exact where it is null.
 result<std::unique_ptr<session_cache>> open_session_cache(const common_options& options, loaded& parts,
-                                                          int max_tokens, std::int64_t blocks = 0);
+                                                          int max_tokens, std::int64_t blocks = 0,
+                                                          const dropping* how = nullptr);
 
 /// The whole file. Fails: bad_input "cannot_open".
 result<std::string> read_file(const std::string& path, const char* field);

@@ -106,7 +106,7 @@ json to_json(const serving& s, const tokenizer& text) {
                        {"seconds", s.seconds}};
   json run = {{"cache", s.kind}, {"sequences", s.sequences}};
   if (s.policy) {
-    run["policy"] = policy_text(s.policy->policy);
+    run["policy"] = policy_text(*s.policy);
     run["mode"] = name_of(s.policy->mode);
   }
   run["requests"] = std::move(requests);
@@ -142,7 +142,7 @@ void print_table(const std::vector<serving>& runs, const std::vector<std::size_t
   using cell = const serving&;
   const auto totals = [](cell s) -> const serve_totals& { return s.scheduler->totals(); };
   if (const auto& policy = runs.front().policy)
-    std::printf("policy %s, %s\n", policy_text(policy->policy).c_str(), name_of(policy->mode));
+    std::printf("policy %s, %s\n", policy_text(*policy).c_str(), name_of(policy->mode));
   table t(runs);
   t.row("", [](cell s) { return s.kind; });
   t.row("memory for keys and values", [](cell s) { return mebibytes(s.pool_bytes()); });

@@ -54,16 +54,19 @@ static status check_pinned(const std::vector<int>& pinned, const kvcache::retent
 std::pair<int, int> session_cache::parts::reusable(const kvcache::retention& what,
                                                    const session_options& with) const {
   int usable = static_cast<int>(with.prompt.size());
+  if (packed() && config.deferred) return {0, 0};  // packed by others, where this text would read it exactly
   if (with.mode == drop_mode::stream) usable = rows_until_drop(what, 0, usable);
   const bool at_any_time =
       with.mode == drop_mode::out_of_blocks && what.policy.needs() != kvcache::observe::nothing;
   return {usable, with.remember || at_any_time ? usable : std::min(usable, what.policy.must_recompute())};
 }
 
-result<session> session::create(llama_model& model, session_cache& cache, const kvcache::retention& policy,
+result<session> session::create(llama_model& model, session_cache& cache, const kvcache::retention& asked,
                                 const session_options& options) {
   session_cache::parts& parts = *cache.parts_;
+  const kvcache::retention policy = in_blocks(asked, parts.config);
   if (status s = check_pinned(options.pinned, policy, parts.config.block_size); !s) return s.error();
+  if (status s = check_together(policy, options.mode, parts.config); !s) return s.error();
   if (options.chunk < 1) return bad_input("bad_value", "chunk", std::to_string(options.chunk));
   const auto free = std::find(parts.by_slot.begin(), parts.by_slot.end(), nullptr);
   if (free == parts.by_slot.end())
@@ -131,7 +134,8 @@ result<session> session::copy() const {
   return session(std::move(s));
 }
 
-result<session> session::fork_as(const kvcache::retention& policy, drop_mode mode) const {
+result<session> session::fork_as(const kvcache::retention& asked, drop_mode mode) const {
+  const kvcache::retention policy = in_blocks(asked, state_->cache->config);
   if (!state_->options.remember) return cannot_run("unsupported", "remember", "false");
   if (dropped() > 0) return cannot_run("unsupported", "dropped", std::to_string(dropped()));
   if (mode == drop_mode::stream && policy.policy
@@ -143,6 +147,7 @@ result<session> session::fork_as(const kvcache::retention& policy, drop_mode mod
     return cannot_run("unsupported", "mode", "stream, behind the first drop");
   if (status s = check_pinned(state_->options.pinned, policy, state_->cache->config.block_size); !s)
     return s.error();
+  if (status s = check_together(policy, mode, state_->cache->config); !s) return s.error();
   auto made = copy();
   if (!made) return made;
   state& s = *made->state_;
@@ -180,17 +185,22 @@ void session::read(int layer, int position, float* k, float* v) const {
     const bool here = at != held.end() && *at == position;
     const int slot = here ? state_->tokens[index].slot_of(static_cast<int>(at - held.begin())) : 0;
     const kvcache::sequence& table = state_->split() ? state_->heads[index] : state_->whole;
-    const auto copy = [&](const kvc_plane& plane, float*& to) {
-      for (int d = 0; d < parts.config.shape.head_dim; ++d, ++to) {
-        *to = std::numeric_limits<float>::quiet_NaN();
-        if (!here) continue;
-        const kvcache::block_id b = table.table()[static_cast<std::size_t>(slot / block)];
-        const std::byte* from = cell(plane, b, state_->split() ? 0 : h, slot % block);
-        *to = widen(from + plane.dim_stride * d, parts.config.type);
-      }
+    stored_token where{.slot = slot};
+    if (here) where.block = table.table()[static_cast<std::size_t>(slot / block)];
+    if (here && parts.packed()) {
+      where.open = table.open_table()[static_cast<std::size_t>(slot / block)];
+      if (!table.table(1).empty()) where.copy = table.table(1)[0];
+    }
+    const auto copy = [&](bool keys, float*& to) {
+      const std::span<float> out(to, static_cast<std::size_t>(parts.config.shape.head_dim));
+      to += out.size();
+      std::fill(out.begin(), out.end(), std::numeric_limits<float>::quiet_NaN());
+      if (here)
+        read_token(kv, format_of(parts.config, layer), parts.config.type, keys, state_->split() ? 0 : h,
+                   where, out);
     };
-    copy(kv.k, k);
-    copy(kv.v, v);
+    copy(true, k);
+    copy(false, v);
   }
 }
 
@@ -214,13 +224,14 @@ std::size_t session::values_kept() const {
 }
 
 std::size_t session::bytes_held() const {
-  const auto bytes = [](const kvcache::sequence& s, const kvcache::cache& c) {
-    const kvcache::group_geometry& g = c.shape().group[0];
-    return s.table().size() * static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size).count);
-  };
-  std::size_t total = bytes(state_->whole, state_->cache->whole);
-  for (const auto& head : state_->heads) total += bytes(head, *state_->cache->heads);
-  return total;
+  table_census whole(state_->cache->whole.shape());
+  if (!state_->split()) whole.add(state_->whole, state_->slots());
+  std::size_t total = whole.total().reserved;
+  if (!state_->split()) return total;
+  table_census heads(state_->cache->heads->shape());
+  for (std::size_t h = 0; h < state_->heads.size(); ++h)
+    heads.add(state_->heads[h], state_->tokens[h].slots());
+  return total + heads.total().reserved;
 }
 
 std::size_t session::bytes_full() const {

@@ -55,6 +55,14 @@ struct session_options {
   bool in_place = true;
 };
 
+/// The policy as packed blocks allow it: what would drop token by token from the middle of a text drops whole
+/// blocks (window, streaming_llm with positions=text), so up to a block less one more stays at either end.
+kvcache::retention in_blocks(const kvcache::retention& policy, const cache_config& config);
+
+/// Whether texts under the policy can lie in packed blocks (cache_config::formats). Fails: cannot_run
+/// "unsupported" with the reason: codes that were packed together are not moved apart, nor turned.
+status check_together(const kvcache::retention& policy, drop_mode mode, const cache_config& config);
+
 /// Where the sessions' keys and values lie. Must outlive its sessions.
 class session_cache {
  public:
@@ -84,7 +92,8 @@ class session_cache {
 /// One text under one policy. Closes when it is destroyed.
 class session {
  public:
-  /// Begins a text. Fails: cannot_run out_of_sequences; bad_input for pinned positions out of order.
+  /// Begins a text. Fails: cannot_run out_of_sequences; as check_together; bad_input for pinned positions out
+  /// of order.
   static result<session> create(llama_model& model, session_cache& cache, const kvcache::retention& policy,
                                 const session_options& options = {});
   session(session&&) noexcept;
@@ -96,8 +105,9 @@ class session {
   /// Computes `tokens`, which follow what was fed. Returns logits [tokens][vocabulary], or of the last token
   /// only. Fails: out_of_blocks, too_long; position() then says how many were computed.
   result<std::vector<float>> feed(std::span<const token_id> tokens, observe which = observe::all);
-  /// Applies the policy once, as at the end of a prompt. Does nothing where the plan says so.
-  /// Fails: out_of_blocks; no_gain unless at_a_loss.
+  /// Applies the policy once, as at the end of a prompt. Does nothing where the plan says so. Deferred
+  /// formats: then packs what stays, but for the newest tokens; what is fed afterwards stays as it is
+  /// written. Fails: out_of_blocks; no_gain unless at_a_loss.
   status compress();
   /// The same text under the same policy: what it saw so far is copied, blocks are shared.
   result<session> fork() const;
@@ -108,8 +118,9 @@ class session {
   /// tokens are: none after a drop.
   result<int> commit(std::span<const token_id> text);
 
-  /// As feed for tokens that may be taken back: computes the first of them, up to the next drop, and returns
-  /// their logits. accept() must follow.
+  /// As feed for tokens that may be taken back: computes the first of them, up to the next drop or until a
+  /// block would be packed, and returns their logits. accept() must follow. Nothing is returned, and nothing
+  /// drafted, where the next token packs a block: it is fed for certain.
   result<std::vector<float>> draft(std::span<const token_id> tokens);
   /// Keeps the first `n` of the draft. The others leave no trace, also not in what the policy saw.
   status accept(int n);

@@ -2,7 +2,7 @@
 // The memory of all texts: caches, planes, room for tokens, queued commands.
 #include <algorithm>
 #include <cstddef>
-#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -13,27 +13,24 @@ namespace engine {
 
 status session_cache::parts::create(const cache_config& c) {
   config = c;
-  const kvcache::group_shape group = {.layers = c.shape.layers,
-                                      .kv_heads = c.shape.kv_heads,
-                                      .head_dim_k = c.shape.head_dim,
-                                      .head_dim_v = c.shape.head_dim,
-                                      .type = element_of(c.type)};
+  if (!is_packed(c)) config.formats.clear();
   const std::int64_t each =
       kvcache::ceil_div(std::int64_t{c.max_tokens}, std::int64_t{std::max(1, c.block_size)});
-  const std::int64_t blocks = c.blocks != 0 ? c.blocks : each * c.max_sequences;
+  const std::int64_t texts = c.max_sequences + (packed() && c.deferred ? 1 : 0);  // one is copied together
+  const std::int64_t blocks = c.blocks != 0 ? c.blocks : each * texts;
   if (blocks < 1 || blocks > INT32_MAX)
     return cannot_run("out_of_blocks", "blocks", std::to_string(c.blocks));
-  const kvcache::group_config groups[] = {
-      {.shape = group, .block_size = c.block_size, .total = {static_cast<std::int32_t>(blocks)}}};
-  auto built = kvcache::cache::create({.groups = groups,
-                                       .max_sequences = c.max_sequences,
+  const auto groups = groups_for(c, static_cast<std::int32_t>(blocks));
+  if (!groups) return groups.error();
+  auto built = kvcache::cache::create({.groups = groups->span(),
+                                       .max_sequences = static_cast<std::int32_t>(texts),
                                        .max_sequence_tokens = c.max_tokens,
-                                       .max_gathers = c.max_sequences});
+                                       .max_gathers = c.max_sequences,
+                                       .max_step_tokens = c.step_tokens});
   if (!built) return to_error(built.error());
   whole = std::move(*built);
-  auto planes = kvcache::host_planes::create(
-      {.shape = group, .block_size = c.block_size, .blocks = groups[0].total.count, .layer_owner = {}});
-  if (!planes) return to_error(planes.error());
+  auto planes = planes_for(c, whole.shape());
+  if (!planes) return planes.error();
   whole_planes = std::move(*planes);
   auto made = kvcache::rope::create({.style = kvcache::rope_style::interleaved,
                                      .dims = c.shape.head_dim,
@@ -71,10 +68,16 @@ status session_cache::parts::plan(kvcache::attention& which, const kvc_kv& kv, i
   return {};
 }
 
-void session_cache::parts::run_commands(std::span<const kvc_keep> keeps) {
+void session_cache::parts::move_blocks(std::span<const kvc_keep> keeps) {
   require(kvcache::run(
       whole_planes.layers(), whole.commands().view(),
       {.ids = whole.commands().ids(), .keeps = keeps, .rope = &rope.view(), .executor = &executor}));
+}
+
+// Between two steps. Where blocks wait to be packed in the next step, the step's begin moves the others.
+void session_cache::parts::run_commands(std::span<const kvc_keep> keeps) {
+  if (!whole.seals().empty()) return;
+  move_blocks(keeps);
   whole.end_step();
 }
 
@@ -84,8 +87,8 @@ result<int> session_cache::parts::make_room(state& s, int tokens, bool draft) {
   const bool asks = s.options.mode == drop_mode::out_of_blocks;
   int rows = asks && s.split() ? std::min(tokens, 1) : tokens;
   for (bool dropped = false;;) {
-    const status done = extend(s, rows, draft);
-    if (done) return rows;
+    const auto done = extend(s, rows, draft);
+    if (done) return done;
     if (!asks || done.error().code != "out_of_blocks") return done.error();
     const int fewer = (s.slots() + rows - 1) / config.block_size * config.block_size - s.slots();
     if (fewer >= 1 && !s.split()) {
@@ -100,16 +103,19 @@ result<int> session_cache::parts::make_room(state& s, int tokens, bool draft) {
 
 // A slot that a token left is taken first. Its block must be this text's own; that the cache counts the token
 // as dropped waits until the newcomer is final.
-status session_cache::parts::extend_whole(state& s, int tokens, bool draft) {
+result<int> session_cache::parts::extend_whole(state& s, int tokens, bool draft) {
   s.overwrites = s.tokens[0].vacant();
   if (s.overwrites) {
     const keep_plan all{.form = drop_form::overwrite, .keep = s.whole.held()};
-    if (status own = retain_whole(s, all, false); !own) return own;
+    if (status own = retain_whole(s, all, false); !own) return own.error();
   }
-  // A step that was refused after an earlier extend left room behind; only what is missing is asked for.
+  // A step that was refused after an earlier extend left room behind; only what is missing is asked for. Room
+  // is for tokens that stay, so a draft has no use for it.
+  if (draft && s.whole.held() > s.slots()) require(s.whole.truncate(s.slots()).error());
   const int room = s.whole.held() - s.slots();
-  const auto got = s.whole.extend(std::max(0, tokens - (s.overwrites ? 1 : 0) - room), draft);
-  return got ? status() : to_error(got.error());
+  const int wanted = std::max(0, tokens - (s.overwrites ? 1 : 0) - room);
+  const auto got = s.whole.extend(wanted, draft);
+  return got ? result<int>(tokens - (wanted - *got)) : to_error(got.error());
 }
 
 void session_cache::parts::count_overwritten(state& s) {
@@ -118,7 +124,7 @@ void session_cache::parts::count_overwritten(state& s) {
   require(s.whole.retain({.form = drop_form::overwrite, .keep = s.whole.held()}, 1).error());
 }
 
-status session_cache::parts::extend(state& s, int tokens, bool draft) {
+result<int> session_cache::parts::extend(state& s, int tokens, bool draft) {
   if (!s.split()) return extend_whole(s, tokens, draft);
   for (std::size_t h = 0; h < s.heads.size(); ++h) {
     const int room = s.heads[h].held() - s.tokens[h].slots();
@@ -131,7 +137,7 @@ status session_cache::parts::extend(state& s, int tokens, bool draft) {
     for (std::size_t done = 0; draft && done < h; ++done) (void)s.heads[done].accept(0);
     return to_error(got.error());
   }
-  return {};
+  return tokens;
 }
 
 session_cache::session_cache(std::unique_ptr<parts> p) : parts_(std::move(p)) {}
@@ -151,43 +157,34 @@ kv_backend& session_cache::backend() {
   return *parts_;
 }
 
-// Reserved: blocks in some table, each once. Held: their slots that are filled by at least one text.
 cache_bytes session_cache::bytes() const {
-  std::map<std::pair<bool, kvcache::block_id>, int> filled;  // by: of single heads, block
-  const auto add = [&](bool of_head, const kvcache::sequence& table, int slots) {
-    for (const kvcache::block_id b : table.table()) {
-      int& most = filled[{of_head, b}];
-      most = std::max(most, std::clamp(slots, 0, parts_->config.block_size));
-      slots -= parts_->config.block_size;
-    }
-  };
+  table_census whole(parts_->whole.shape());
+  std::optional<table_census> heads;
+  if (parts_->heads) heads.emplace(parts_->heads->shape());
   for (const session::state* s : parts_->by_slot) {
     if (s == nullptr) continue;
-    if (!s->split()) add(false, s->whole, s->slots());
-    for (std::size_t h = 0; h < s->heads.size(); ++h) add(true, s->heads[h], s->tokens[h].slots());
+    if (!s->split()) whole.add(s->whole, s->slots());
+    for (std::size_t h = 0; h < s->heads.size(); ++h) heads->add(s->heads[h], s->tokens[h].slots());
   }
-  const std::size_t slot_bytes = counts().block_bytes / static_cast<std::size_t>(parts_->config.block_size);
-  const auto heads = static_cast<std::size_t>(parts_->head_count());
-  cache_bytes total;
-  for (const auto& [where, slots] : filled) {
-    const std::size_t each = where.first ? slot_bytes / heads : slot_bytes;
-    total.held += static_cast<std::size_t>(slots) * each;
-    total.reserved += static_cast<std::size_t>(parts_->config.block_size) * each;
-  }
+  cache_bytes total = whole.total();
+  if (!heads) return total;
+  total.held += heads->total().held;
+  total.reserved += heads->total().reserved;
   return total;
 }
 
 cache_counts session_cache::counts() const {
   const kvcache::group_geometry& g = parts_->whole.shape().group[0];
   cache_counts out;
-  out.block_bytes = static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size).count);
+  out.block_bytes = static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size, g.format).count);
   const auto add = [&out](const kvcache::cache& c, std::int64_t parts) {
     const kvcache::stats n = c.count();
-    out.blocks_total += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_total), parts);
-    out.blocks_used += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_used), parts);
-    out.blocks_cached += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_cached), parts);
+    const auto blocks = [&](std::int64_t count) { return kvcache::ceil_div(count, parts); };
+    out.blocks_total += blocks(c.pool().total_blocks());
+    out.blocks_used += blocks(c.pool().used_blocks());
+    out.blocks_cached += blocks(c.pool().cached_blocks());
     out.evictions += static_cast<std::int64_t>(n.nodes_evicted);
-    out.copies += kvcache::ceil_div(static_cast<std::int64_t>(n.blocks_copied), parts);
+    out.copies += blocks(static_cast<std::int64_t>(n.blocks_copied));
   };
   add(parts_->whole, 1);
   if (parts_->heads) add(*parts_->heads, parts_->head_count());
@@ -195,13 +192,19 @@ cache_counts session_cache::counts() const {
 }
 
 std::size_t session_cache::bytes_used() const {
-  const auto bytes = [](const kvcache::cache& c) {
-    const kvcache::stats n = c.count();
-    const kvcache::group_geometry& g = c.shape().group[0];
-    return static_cast<std::size_t>(n.blocks_used + n.blocks_cached) *
-           static_cast<std::size_t>(kvcache::block_bytes(g.shape, g.block_size).count);
+  std::int64_t sum = 0;
+  const auto add = [&sum](const auto& pool, kvcache::bytes block) {
+    sum += (std::int64_t{pool.used_blocks()} + pool.cached_blocks()) * block.count;
   };
-  return bytes(parts_->whole) + (parts_->heads ? bytes(*parts_->heads) : 0);
+  const auto add_cache = [&](const kvcache::cache& c) {
+    for (int g = 0; g < c.shape().groups; ++g) {
+      const kvcache::group_geometry& x = c.shape().group[g];
+      add(c.pool(g), kvcache::block_bytes(x.shape, x.block_size, x.format));
+    }
+  };
+  add_cache(parts_->whole);
+  if (parts_->heads) add_cache(*parts_->heads);
+  return static_cast<std::size_t>(sum);
 }
 
 const char* session_cache::check() const {

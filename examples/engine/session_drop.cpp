@@ -24,7 +24,8 @@ status session_cache::parts::drop(state& s, drop_reason why) {
                                              .prefill_end = why != drop_reason::token});
   const bool at_a_loss = s.options.at_a_loss && why != drop_reason::no_block;
   if (plan.form == drop_form::nothing) return {};
-  if (plan.form == drop_form::whole_blocks) return cut(s, plan, at_a_loss);
+  const bool copied = packed() && config.deferred;
+  if (plan.form == drop_form::whole_blocks && !copied) return cut(s, plan, at_a_loss);
   auto kept = choose(s, plan);
   if (!kept) return kept.error();
   if (takes_over(s, plan)) {
@@ -34,7 +35,9 @@ status session_cache::parts::drop(state& s, drop_reason why) {
   for (std::size_t h = 0; h < kept->size(); ++h) (*kept)[h] = s.tokens[h].slots_of((*kept)[h]);
   const auto as_many = [&](const auto& list) { return list.size() == kept->front().size(); };
   status done;
-  if (s.split()) {
+  if (copied) {
+    done = gather_packed(s, *kept);
+  } else if (s.split()) {
     done = gather_heads(s, *kept);
   } else if (std::all_of(kept->begin(), kept->end(), as_many)) {
     done = gather_whole(s, plan, *kept, at_a_loss);
@@ -59,9 +62,9 @@ bool session_cache::parts::takes_over(const state& s, const keep_plan& plan) con
   const observe needs = s.what.policy.needs();
   const bool any_order =
       needs == observe::nothing || needs == observe::column_sums || needs == observe::last_row;
-  return plan.form == drop_form::overwrite && s.options.in_place && any_order && !s.options.remember &&
-         !s.split() && s.what.budget.scope == kvcache::budget_scope::uniform && !s.tokens[0].vacant() &&
-         plan.keep == s.tokens[0].size() - 1;
+  return plan.form == drop_form::overwrite && s.options.in_place && any_order && !packed() &&
+         !s.options.remember && !s.split() && s.what.budget.scope == kvcache::budget_scope::uniform &&
+         !s.tokens[0].vacant() && plan.keep == s.tokens[0].size() - 1;
 }
 
 // kept: ranks, all but one.
@@ -79,7 +82,7 @@ void session_cache::parts::vacate(state& s, const std::vector<std::vector<std::i
 // Commands of other texts may have to run first.
 status session_cache::parts::retain_whole(state& s, const keep_plan& plan, bool at_a_loss) {
   auto done = s.whole.retain(plan, 0, at_a_loss);
-  if (!done && done.error().code == kvcache::errc::busy) {
+  if (!done && done.error().code == kvcache::errc::busy && whole.seals().empty()) {
     run_commands();
     done = s.whole.retain(plan, 0, at_a_loss);
   }

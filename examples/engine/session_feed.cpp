@@ -64,7 +64,8 @@ result<std::vector<float>> session::feed(std::span<const token_id> tokens, obser
 
 status session::compress() {
   if (state_->drafting) return cannot_run("busy", "draft", std::to_string(state_->drafted));
-  return state_->cache->drop(*state_, drop_reason::prompt_end);
+  if (status done = state_->cache->drop(*state_, drop_reason::prompt_end); !done) return done;
+  return state_->cache->pack(*state_);
 }
 
 result<std::vector<float>> session::draft(std::span<const token_id> tokens) {
@@ -73,6 +74,7 @@ result<std::vector<float>> session::draft(std::span<const token_id> tokens) {
   const auto most = std::min<std::size_t>(tokens.size(), static_cast<std::size_t>(s.options.chunk));
   const auto rows = s.cache->prepare(s, static_cast<int>(most), true);
   if (!rows) return rows.error();
+  if (*rows == 0) return std::vector<float>();
   std::vector<int> wanted_rows(static_cast<std::size_t>(*rows));
   std::iota(wanted_rows.begin(), wanted_rows.end(), 0);
   std::vector<float> logits(wanted_rows.size() * static_cast<std::size_t>(s.model->shape().vocabulary));

@@ -14,6 +14,7 @@ class session_kind final : public cache_kind {
   session_kind(llama_model& model, dropping how, const cache_config& config,
                std::unique_ptr<session_cache> cache)
       : model_(model), how_(std::move(how)), config_(config), cache_(std::move(cache)) {
+    how_.policy = in_blocks(how_.policy, config);
     blocks_ = cache_->counts().blocks_total;
     texts_.resize(static_cast<std::size_t>(config.max_sequences));
   }
@@ -90,7 +91,7 @@ result<opened_sequence> session_kind::resume(std::span<const token_id> text, int
   session_options with;
   with.mode = how_.mode;
   with.scope = scope;
-  const bool shares = may_share(prompt);
+  const bool shares = !config_.deferred && may_share(prompt);  // deferred: what is shared is packed by others
   if (shares) with.prompt = text;
   auto made = session::create(model_, *cache_, how_.policy, with);
   if (!made) return made.error();
@@ -141,6 +142,7 @@ result<int> session_kind::fork(int slot) {
 result<std::unique_ptr<cache_kind>> make_session_kind(llama_model& model, const dropping& how,
                                                       const cache_config& config) {
   if (config.eviction != "lru") return cannot_run("unsupported", "eviction", config.eviction);
+  if (status fit = check_together(how.policy, how.mode, config); !fit) return fit.error();
   auto cache = session_cache::create(config);
   if (!cache) return cache.error();
   return std::unique_ptr<cache_kind>(std::make_unique<session_kind>(model, how, config, std::move(*cache)));

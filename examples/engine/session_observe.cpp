@@ -37,10 +37,12 @@ layer_keys session_cache::parts::keys_of(const state& s, int layer) {
   out.kv = s.split() ? &head_planes.layer(0) : &whole_planes.layer(layer);
   out.with = s.split() ? &head_observing : &whole_observing;
   out.executor = &executor;
+  out.open = packed();  // policies look at what is not packed yet
   for (int h = 0; h < config.shape.kv_heads; ++h) {
     out.positions.push_back(s.tokens[s.index(layer, h)].by_slot());
     if (h > 0 && !s.split()) continue;
-    const auto ids = (s.split() ? s.heads[s.index(layer, h)] : s.whole).table();
+    const kvcache::sequence& from = s.split() ? s.heads[s.index(layer, h)] : s.whole;
+    const auto ids = packed() ? from.open_table() : from.table();
     out.tables.emplace_back(ids.size());
     require(kvcache::write_row(ids, -1, out.tables.back()));
   }
@@ -51,13 +53,15 @@ std::vector<float> session_cache::parts::value_norms(const state& s, int layer, 
   const kvcache::sequence& table = s.split() ? s.heads[s.index(layer, kv_head)] : s.whole;
   const kvc_kv& kv = s.split() ? head_planes.layer(0) : whole_planes.layer(layer);
   const int head = s.split() ? 0 : kv_head;
+  const kvc_plane& values = packed() ? kv.open_v : kv.v;
+  const auto ids = packed() ? table.open_table() : table.table();
   std::vector<float> norms(static_cast<std::size_t>(s.tokens[s.index(layer, kv_head)].slots()));
   for (std::size_t t = 0; t < norms.size(); ++t) {
-    const kvcache::block_id block = table.table()[t / static_cast<std::size_t>(config.block_size)];
-    const std::byte* value = cell(kv.v, block, head, static_cast<int>(t) % config.block_size);
+    const kvcache::block_id block = ids[t / static_cast<std::size_t>(config.block_size)];
+    const std::byte* value = cell(values, block, head, static_cast<int>(t) % config.block_size);
     float squares = 0;
     for (int d = 0; d < config.shape.head_dim; ++d) {
-      const float x = widen(value + kv.v.dim_stride * d, config.type);
+      const float x = widen(value + values.dim_stride * d, config.type);
       squares += x * x;
     }
     norms[t] = std::sqrt(squares);

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "session_runner.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
 
 namespace engine {
+
+std::string policy_text(const dropping& how) {
+  return policy_text(cache_policy{how.policy, how.format});
+}
 
 result<kept_generation> generate(llama_model& model, session_cache& cache, const dropping& how,
                                  std::span<const token_id> prompt, const cache_scope& scope, kv_type type,
@@ -63,6 +68,28 @@ result<kept_generation> generate(llama_model& model, session_cache& cache, const
   out.dropped = s.dropped();
   out.bytes = {s.values_kept() * (type == kv_type::f32 ? 4u : 2u), s.bytes_held()};
   return out;
+}
+
+result<std::vector<double>> score(llama_model& model, session_cache& cache, const dropping& how,
+                                  std::span<const token_id> ids, int chunk) {
+  session_options with;
+  with.mode = drop_mode::stream;
+  with.chunk = chunk;
+  auto made = session::create(model, cache, how.policy, with);
+  if (!made) return made.error();
+  const auto vocabulary = static_cast<std::size_t>(model.shape().vocabulary);
+  std::vector<double> nll;
+  while (nll.size() + 1 < ids.size()) {
+    const std::size_t first = nll.size();
+    const std::size_t rows = std::min(ids.size() - 1 - first, static_cast<std::size_t>(chunk));
+    const auto logits = made->feed(ids.subspan(first, rows));
+    if (!logits) return logits.error();
+    for (std::size_t row = 0; row < rows; ++row) {
+      const auto at = std::span<const float>(*logits).subspan(row * vocabulary, vocabulary);
+      nll.push_back(log_sum_exp(at) - double{at[static_cast<std::size_t>(ids[first + row + 1])]});
+    }
+  }
+  return nll;
 }
 
 }  // namespace engine

@@ -9,8 +9,9 @@
 //   session_step.cpp     one step of the model: append, then attend
 //   session_observe.cpp  what a policy sees: keys read back, queries shown, scores
 //   session_drop.cpp     a drop: who stays, and the table that all heads share
-//   session_heads.cpp    a table per head: how a text comes to them, attends through them, drops from them
-//   head_slots.hpp       which tokens a head holds, and in which slots
+//   session_packed.cpp   packed blocks: which policies go with them, what a step says of them, packing a
+//   prompt session_heads.cpp    a table per head: how a text comes to them, attends through them, drops from
+//   them head_slots.hpp       which tokens a head holds, and in which slots
 //
 // Two forms of dropping. A gather moves what stays together: slots keep the order of the text. Where a single
 // token goes in every step, the next one takes its slot (drop_form::overwrite): slots are then in no order,
@@ -30,6 +31,7 @@
 #include "kvcache/attend/rope.hpp"
 #include "kvcache/cache.hpp"
 #include "observer.hpp"
+#include "packed_blocks.hpp"
 #include "session.hpp"
 
 namespace engine {
@@ -81,6 +83,7 @@ struct session_cache::parts final : kv_backend {
   status make_split();
   kv_shape shape() const { return config.shape; }
   int head_count() const { return config.shape.layers * config.shape.kv_heads; }
+  bool packed() const { return !config.formats.empty(); }
 
   status begin_step(std::span<const step_segment> segments) override;
   void attend(int layer, const float* q, const float* k, const float* v, float* out) override;
@@ -92,9 +95,11 @@ struct session_cache::parts final : kv_backend {
   std::pair<int, int> reusable(const kvcache::retention& what, const session_options& with) const;
   result<int> prepare(state& s, int tokens, bool draft);
   result<int> make_room(state& s, int tokens, bool draft);
-  status extend(state& s, int tokens, bool draft);
-  status extend_whole(state& s, int tokens, bool draft);
+  result<int> extend(state& s, int tokens, bool draft);
+  result<int> extend_whole(state& s, int tokens, bool draft);
+  void give_back_room(std::span<const step_segment> segments);
   void count_overwritten(state& s);
+  void move_blocks(std::span<const kvc_keep> keeps);
   void run_commands(std::span<const kvc_keep> keeps = {});
   void run_split_commands(std::span<const kvc_keep> keeps = {});
 
@@ -109,6 +114,8 @@ struct session_cache::parts final : kv_backend {
   result<std::vector<std::vector<std::int32_t>>> choose(state& s, const keep_plan& plan);
   status gather_whole(state& s, const keep_plan& plan, const std::vector<std::vector<std::int32_t>>& kept,
                       bool at_a_loss);
+  status pack(state& s);
+  status gather_packed(state& s, const std::vector<std::vector<std::int32_t>>& kept);
   status gather_heads(state& s, const std::vector<std::vector<std::int32_t>>& kept);
   status split(state& s, const std::vector<std::vector<std::int32_t>>& kept);
 
@@ -150,6 +157,7 @@ struct session_cache::parts final : kv_backend {
                     float* out, float* lse2, const kvc_kv& kv, kvcache::attention& with, int query_heads,
                     int kv_heads, std::span<const int> text_positions, float* scores);
   void write_head_slots(const reading& of, int kv_heads, std::span<std::int64_t> out) const;
+  void describe_packed();
   void observe(int layer);
 
   std::vector<step_segment> segments_;
@@ -159,6 +167,7 @@ struct session_cache::parts final : kv_backend {
   std::vector<float> lse2_;     // [rows][query_heads]
   std::vector<float> scores_;   // [rows][query_heads][score_stride_], of a step of single rows
   std::int64_t score_stride_ = 0;
+  packed_rows extra_;  // if packed()
 };
 
 }  // namespace engine

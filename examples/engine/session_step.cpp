@@ -24,13 +24,19 @@ status session_cache::parts::begin_step(std::span<const step_segment> segments) 
       positions_.push_back(static_cast<int>(segment.position) + row);
   }
   if (status s = plan_step(); !s) return s;
+  if (packed()) give_back_room(segments);
   for (const step_segment& segment : segments) {
     state& s = *by_slot[static_cast<std::size_t>(segment.slot)];
     for (head_slots& head : s.tokens) {
       for (int row = 0; row < segment.rows; ++row) head.add(static_cast<int>(segment.position) + row);
     }
   }
-  run_commands();
+  if (packed()) {
+    move_blocks({});
+    describe_packed();
+  } else {
+    run_commands();
+  }
   run_split_commands();
   const auto query_values = static_cast<std::size_t>(config.shape.query_heads * config.shape.head_dim);
   rotated_.resize(positions_.size() * query_values);
@@ -115,9 +121,15 @@ void session_cache::parts::attend_heads(std::span<const reading> tables, const f
   const auto dense = [&](const float* data, int n) {
     return kvcache::dense_rows(data, kvcache::element::f32, n, config.shape.head_dim);
   };
-  require(kvcache::append(
-      kv, dense(k, kv_heads), dense(v, kv_heads), slots,
-      {.rope = &rope.view(), .positions = text_positions, .executor = &executor, .slots_per_head = true}));
+  const kvcache::append_options as{.rope = &rope.view(), .positions = text_positions, .executor = &executor};
+  if (packed()) {
+    require(kvcache::append(kv, dense(k, kv_heads), dense(v, kv_heads), {}, extra_.where(as)));
+    require(kvcache::run({&kv, 1}, whole.seals(), {.executor = &executor}));
+  } else {
+    auto each = as;
+    each.slots_per_head = true;
+    require(kvcache::append(kv, dense(k, kv_heads), dense(v, kv_heads), slots, each));
+  }
   kvc_batch batch{};
   batch.struct_size = sizeof batch;
   batch.n = static_cast<std::int32_t>(tables.size());
@@ -126,6 +138,7 @@ void session_cache::parts::attend_heads(std::span<const reading> tables, const f
   batch.kv_len = held.data();
   batch.q_start = starts.data();
   batch.q_pos = slot_positions.data();
+  if (packed()) extra_.describe(batch);
   const float scale = 1.0f / std::sqrt(static_cast<float>(config.shape.head_dim));
   kvc_out to = kvcache::dense_out(out, kvcache::element::f32, query_heads, config.shape.head_dim, lse2);
   to.key_score = scores;
@@ -162,6 +175,7 @@ void session_cache::parts::attend(int layer, const float* q, const float* k, con
 
 // A draft becomes part of its text when it is accepted.
 void session_cache::parts::end_step() {
+  if (packed()) whole.end_step();
   for (const step_segment& segment : segments_) {
     state& s = *by_slot[static_cast<std::size_t>(segment.slot)];
     if (s.drafting) continue;

@@ -9,7 +9,7 @@ namespace {
 using engine::json;
 
 void add_figures(const summary& s, const summary& full, measure m, const matrix_row& row, std::size_t values,
-                 json& out) {
+                 double sealed_bits, json& out) {
   out["trials"] = s.trials;
   if (m != measure::kl) {
     out["correct"] = s.correct;
@@ -29,7 +29,9 @@ void add_figures(const summary& s, const summary& full, measure m, const matrix_
   out["bytes_held"] = s.bytes_held;
   out["bytes_full"] = s.bytes_full;
   out["bytes_state"] = s.bytes_state;
-  out["bits_per_value"] = s.values_held > 0 ? 8 * s.bytes_held / s.values_held : 0;
+  const double held = s.values_held > 0 ? 8 * s.bytes_held / s.values_held : 0;
+  out["bits_per_value"] = sealed_bits > 0 ? sealed_bits : held;
+  out["bits_with_open"] = held;
   out["tokens_held"] = s.values_held / static_cast<double>(values);
   if (m == measure::kl) out["by_distance"] = by_distance(row.trials);
 }
@@ -73,7 +75,7 @@ engine::result<json> run_cell(const lab_options& options, const laboratory& lab,
   if (!report) return report.error();
   const json& told = (*report)["groups"][0];
   json out = {{"schema", "kvcache.lab.cell.v1"}, {"policy", policy}, {"task", task}};
-  add_figures(summarise(row.trials), full, m, row, where.values_per_token(), out);
+  add_figures(summarise(row.trials), full, m, row, where.values_per_token(), where.sealed_bits(policy), out);
   for (const char* key : {"judged_by", "measurable", "gate", "context_tokens", "settings"})
     out[key] = told[key];
   out["warnings"] = warnings;

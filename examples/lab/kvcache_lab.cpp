@@ -30,9 +30,10 @@ using lab::lab_options;
 struct cell_options {
   lab_options lab;
   std::string policy = "full";
-  std::string task = "kl";
+  std::string task;
   int length = 512;
   int prompt = 0;
+  int chunks = 0;
   bool controls = false;
 };
 
@@ -110,23 +111,45 @@ engine::status check_task(const std::string& name, const lab_options& o) {
 }
 
 void print_cell(const json& cell) {
-  std::printf("%s, %s: kl %.4f (p99 %.4f), top-1 %.3f, nll %.3f (full cache %.3f)\n",
+  std::printf("%s, %s: kl %.6f (p99 %.4f), top-1 %.3f, nll %.3f (full cache %.3f)\n",
               cell["policy"].get<std::string>().c_str(), cell["task"].get<std::string>().c_str(),
               cell["kl_mean"].get<double>(), cell["kl_p99"].get<double>(), cell["top1"].get<double>(),
               cell["nll"].get<double>(), cell["nll_full"].get<double>());
   if (cell.contains("correct"))
     std::printf("  correct in %d of %d trials\n", cell["correct"].get<int>(), cell["trials"].get<int>());
-  std::printf("  bytes held %.0f of %.0f, %.2f bits a value\n", cell["bytes_held"].get<double>(),
-              cell["bytes_full"].get<double>(), cell["bits_per_value"].get<double>());
+  std::printf("  bytes held %.0f of %.0f, %.3f bits a value (%.3f with open blocks)\n",
+              cell["bytes_held"].get<double>(), cell["bytes_full"].get<double>(),
+              cell["bits_per_value"].get<double>(), cell["bits_with_open"].get<double>());
   std::printf("  %s: %s\n", cell["measurable"].get<bool>() ? "gate" : "not measurable with this model",
               cell["gate"].get<std::string>().c_str());
   for (const json& warning : cell["warnings"])
     std::printf("  warning: %s\n", warning.get<std::string>().c_str());
 }
 
-result<json> cell(const cell_options& o) {
+// Blocks are alike for all rows, so that they can be compared.
+void choose_block(const std::vector<std::string>& policies, lab_options& o) {
+  for (const std::string& text : policies) {
+    const auto policy = lab::parse_lab_policy(text);
+    if (policy && policy->packs()) o.common.block_size = engine::block_size_of(o.common, true);
+  }
+}
+
+// Chunks of 1,024 tokens, each from an empty cache, the second half of each scored.
+void cut_into_chunks(cell_options& o) {
+  constexpr int chunk = 1024;
+  o.task = "kl";
+  o.prompt = chunk / 2;
+  o.lab.score = chunk / 2 - 1;
+  o.lab.starts.clear();
+  for (int i = 0; i < o.chunks; ++i) o.lab.starts.push_back(i * chunk);
+}
+
+result<json> cell(cell_options o) {
+  if (o.chunks > 0) cut_into_chunks(o);
   const auto policy = lab::check_policy(o.policy);
   if (!policy) return policy.error();
+  choose_block({o.policy}, o.lab);
+  if (o.task.empty()) return usage("missing", "--task", "one of " + task_names());
   if (auto s = check_task(o.task, o.lab); !s) return s.error();
   const auto lab = lab::open_laboratory(o.lab);
   if (!lab) return lab.error();
@@ -181,6 +204,7 @@ result<json> matrix(matrix_options o) {
   for (const std::string& task : o.tasks) {
     if (auto s = check_task(task, o.lab); !s) return s.error();
   }
+  choose_block(o.policies, o.lab);
   plan.tasks = o.tasks;
   plan.lengths = o.lengths;
   plan.controls = o.controls;
@@ -255,8 +279,13 @@ int run_cell_verb(int argc, char** argv) {
   CLI::App app("One policy in one task: what it costs, with interval and gate.", "kvcache_lab cell");
   cell_options o;
   add_lab_options(app, o.lab);
-  app.add_option("--policy", o.policy, "cache policy, such as h2o:heavy=64,recent=64")->required();
-  app.add_option("--task", o.task, "task: " + task_names())->required();
+  app.add_option("--policy", o.policy, "policy, format or both, such as h2o:heavy=64,recent=64+kv8")
+      ->required();
+  app.add_option("--task", o.task, "task: " + task_names());
+  app.add_option(
+         "--chunks", o.chunks,
+         "kl over so many chunks of 1,024 tokens, each from an empty cache, scored from position 512 on")
+      ->check(CLI::Range(1, 1000));
   app.add_option("--length", o.length, "tokens of the prompt, roughly")
       ->check(CLI::Range(16, 8192))
       ->capture_default_str();
@@ -269,7 +298,10 @@ int run_matrix_verb(int argc, char** argv) {
   CLI::App app("Policies in tasks at lengths, each beside its controls.", "kvcache_lab run");
   matrix_options o;
   add_lab_options(app, o.lab);
-  app.add_option("--policy", o.policies, "policies; may be given several times")->take_all()->expected(1);
+  app.add_option("--policy", o.policies,
+                 "policies and formats (kv4, h2o:...+kv8); may be given several times")
+      ->take_all()
+      ->expected(1);
   app.add_option("--task", o.tasks, "tasks, separated by commas")->delimiter(',');
   app.add_option("--length", o.lengths, "lengths, separated by commas")
       ->delimiter(',')

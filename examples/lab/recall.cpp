@@ -42,6 +42,15 @@ struct chosen {
 };
 static_assert(kvcache::token_scorer<chosen>);
 
+/// The policy of a text; a format is refused, since every answer here is exact.
+result<retention> retention_of(const std::string& policy) {
+  auto read = parse_lab_policy(policy);
+  if (!read) return read.error();
+  if (!read->packs()) return read->keep;
+  return engine::error{
+      engine::failure::usage, "unsupported", "--policy", policy + "; recall takes no format", {}, -1};
+}
+
 /// Pairs in some order, and which of them are asked for.
 struct recall_text {
   std::vector<token_id> context;
@@ -109,7 +118,7 @@ class recall_run {
   // "oracle:N": what is asked for, and more up to N tokens.
   result<retention> policy_of(const std::string& policy, const std::string& control) const {
     chosen oracle;
-    if (control != "oracle") return parse_lab_policy(policy);
+    if (control != "oracle") return retention_of(policy);
     if (std::sscanf(policy.c_str(), "oracle:capacity=%d", &oracle.capacity) != 1)
       return engine::cannot_run("bad_value", "oracle", policy);
     oracle.count = static_cast<std::int32_t>(text_.asked.size());
@@ -191,7 +200,7 @@ json row_json(const recall_row& row, const recall_options& o) {
 
 result<std::vector<recall_row>> run_recall(const recall_options& o) {
   for (const std::string& text : o.policies) {
-    if (const auto checked = check_policy(text); !checked) return checked.error();
+    if (const auto checked = retention_of(text); !checked) return checked.error();
   }
   const recall_vocabulary words{o.length, o.seed};
   engine::thread_pool pool(o.common.threads);

@@ -159,12 +159,14 @@ engine::result<trial_score> trial_run::none() {
 }
 
 engine::result<trial_score> trial_run::policy(const std::string& text, mode how) {
-  auto held = how == mode::oneshot ? prefilled_->fork(text) : bench_.open(text, how, max_tokens());
+  const bool forked = how == mode::oneshot && bench_.forks(text);
+  auto held = forked ? prefilled_->fork(text) : bench_.open(text, how, max_tokens());
   if (!held) return held.error();
-  if (how == mode::stream) {
+  if (!forked) {
     if (auto s = (*held)->feed(trial_.context, nullptr); !s) return s.error();
-  } else if (auto s = (*held)->compress(); !s) {
-    return s.error();
+  }
+  if (how == mode::oneshot) {
+    if (auto s = (*held)->compress(); !s) return s.error();
   }
   return go_on(**held);
 }

@@ -54,6 +54,10 @@ class bench {
   virtual std::size_t bytes_per_token() const = 0;
   /// Tokens of a block: what is held is held in these.
   virtual int block_tokens() const { return 1; }
+  /// Whether a text of the full cache goes on under `policy`; if not, it is computed anew.
+  virtual bool forks(const std::string&) const { return true; }
+  /// Bits of a number in a packed block, exact tokens included; 0 where nothing is packed.
+  virtual double sealed_bits(const std::string&) const { return 0; }
   /// Calls body(0) ... body(n - 1), in any order, perhaps at the same time.
   virtual void each(int n, const std::function<void(int)>& body) {
     for (int i = 0; i < n; ++i) body(i);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "session_bench.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
+#include "kvcache/quant/sizes.hpp"
 #include "observed.hpp"
+#include "packed_blocks.hpp"
 #include "random_choice.hpp"
 
 namespace lab {
@@ -12,7 +15,6 @@ namespace {
 
 using engine::result;
 using engine::session;
-using kvcache::retention;
 
 // Prefilled text, a copy under a policy, and a copy of that for an option of a forced choice.
 constexpr int texts_at_a_time = 3;
@@ -43,7 +45,7 @@ class session_subject : public subject {
     const auto parsed = parse_lab_policy(policy);
     if (!parsed) return parsed.error();
     if (!shelf_) shelf_ = std::make_shared<observation_shelf>(heads_);
-    return made(session_.fork_as(shelf_->share(*parsed), engine::drop_mode::oneshot));
+    return made(session_.fork_as(shelf_->share(parsed->keep), engine::drop_mode::oneshot));
   }
 
   std::size_t bytes_held() const override { return session_.bytes_held(); }
@@ -102,19 +104,19 @@ class session_subject : public subject {
 
 }  // namespace
 
-result<retention> parse_lab_policy(const std::string& text) {
+result<engine::cache_policy> parse_lab_policy(const std::string& text) {
   random_choice lot;
   unsigned long long seed = 0;
   int used = 0;
   const int found = std::sscanf(text.c_str(), "random:capacity=%d,seed=%llu%n", &lot.capacity, &seed, &used);
   if (found == 2 && used == static_cast<int>(text.size()) && lot.capacity > 0) {
     lot.seed = seed;
-    retention out;
-    out.policy = lot;
+    engine::cache_policy out;
+    out.keep.policy = lot;
     return out;
   }
-  auto parsed = engine::parse_policy(text);
-  if (parsed) return *parsed;
+  auto parsed = engine::parse_cache_policy(text);
+  if (parsed) return parsed;
   engine::error e = parsed.error();
   e.kind = engine::failure::usage;
   return e;
@@ -124,6 +126,22 @@ result<std::string> check_policy(const std::string& text) {
   const auto parsed = parse_lab_policy(text);
   if (!parsed) return parsed.error();
   return text.rfind("random:", 0) == 0 ? text : engine::policy_text(*parsed);
+}
+
+bool session_bench::forks(const std::string& policy) const {
+  const auto parsed = parse_lab_policy(policy);
+  return !parsed || !parsed->packs();
+}
+
+// At 1,024 tokens, as figures of formats are compared.
+double session_bench::sealed_bits(const std::string& policy) const {
+  constexpr int tokens = 1024;
+  const auto parsed = parse_lab_policy(policy);
+  if (!parsed || !parsed->packs()) return 0;
+  engine::cache_config config;
+  config.shape = parts_.model->shape().kv;
+  config.type = engine::kv_type_of(options_.type);
+  return kvcache::bits_per_value(parsed->format, engine::group_of(config), options_.block_size, tokens);
 }
 
 std::size_t session_bench::values_per_token() const {
@@ -137,28 +155,39 @@ result<std::unique_ptr<subject>> session_bench::open(const std::string& policy, 
   if (!parsed) return parsed.error();
   if (max_tokens > parts_.model->shape().kv.max_positions)
     return engine::bad_input("too_long", "trial.tokens", std::to_string(max_tokens));
-  if (!cache_ || max_tokens > room_) {
-    engine::cache_config config;
-    config.shape = parts_.model->shape().kv;
-    config.type = engine::kv_type_of(options_.type);
-    config.block_size = options_.block_size;
-    config.max_sequences = texts_at_a_time + batch_ - 1;
-    config.max_tokens = max_tokens;
-    config.pool = &parts_.pool;
-    cache_.reset();
-    auto made = engine::session_cache::create(config);
-    if (!made) return made.error();
-    cache_ = std::move(*made);
-    room_ = max_tokens;
-  }
+  const bool packs = parsed->packs();
+  const auto cache =
+      room_for(packs ? parsed->format : kvcache::kv_format{}, packs && how == mode::oneshot, max_tokens);
+  if (!cache) return cache.error();
   engine::session_options options;
   options.mode = how == mode::stream ? engine::drop_mode::stream : engine::drop_mode::oneshot;
   options.chunk = options_.chunk;
-  options.remember = how == mode::oneshot;
-  auto opened = session::create(*parts_.model, *cache_, *parsed, options);
+  options.remember = how == mode::oneshot && !packs;
+  auto opened = session::create(*parts_.model, **cache, parsed->keep, options);
   if (!opened) return opened.error();
   return std::unique_ptr<subject>(
-      std::make_unique<session_subject>(cache_, std::move(*opened), how, batch_, parts_.model->shape()));
+      std::make_unique<session_subject>(*cache, std::move(*opened), how, batch_, parts_.model->shape()));
+}
+
+result<std::shared_ptr<engine::session_cache>> session_bench::room_for(const kvcache::kv_format& format,
+                                                                       bool deferred, int max_tokens) {
+  room& at = kvcache::lossy(format) ? packed_ : exact_;
+  if (at.cache && max_tokens <= at.tokens && at.format == format && at.deferred == deferred) return at.cache;
+  engine::cache_config config;
+  config.shape = parts_.model->shape().kv;
+  config.type = engine::kv_type_of(options_.type);
+  config.block_size = options_.block_size;
+  config.max_sequences = texts_at_a_time + batch_ - 1;
+  config.max_tokens = max_tokens;
+  config.pool = &parts_.pool;
+  config.step_tokens = std::max(options_.chunk, batch_);
+  config.deferred = deferred;
+  if (kvcache::lossy(format)) config.formats = {format};
+  at = {};
+  auto made = engine::session_cache::create(config);
+  if (!made) return made.error();
+  at = {format, deferred, max_tokens, std::move(*made)};
+  return at.cache;
 }
 
 }  // namespace lab

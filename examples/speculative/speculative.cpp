@@ -119,11 +119,18 @@ class writer {
 
   engine::status step() {
     // Each step yields one token more than it accepts, hence the −1: never guess beyond the end.
-    const std::vector<token_id> guess = look_up(text_, o_.match, std::min(o_.draft, left() - 1));
+    std::vector<token_id> guess = look_up(text_, o_.match, std::min(o_.draft, left() - 1));
+    const auto room = cache_.draft(slot_, 1 + static_cast<int>(guess.size()));
+    if (!room) return room.error();
+    // A packed block is not taken back: its last token goes alone, for certain.
+    const bool certain = *room == 0;
+    if (certain) {
+      if (auto s = cache_.extend(slot_, 1); !s) return s.error();
+    }
+    const int rows = certain ? 1 : *room;
+    guess.resize(static_cast<std::size_t>(rows) - 1);
     std::vector<token_id> tokens{text_.back()};
     tokens.insert(tokens.end(), guess.begin(), guess.end());
-    const auto rows = static_cast<int>(tokens.size());
-    if (auto s = cache_.draft(slot_, rows); !s) return s;
 
     // One step over the certain token and the guess. Each row sees only what is before it, so row i holds the
     // logits that plain decoding would have had after the same i tokens.
@@ -142,7 +149,7 @@ class writer {
     ++out_.steps;
     out_.drafted += static_cast<int>(guess.size());
     out_.accepted += static_cast<int>(right);
-    return cache_.accept(slot_, 1 + static_cast<int>(right));
+    return certain ? engine::status() : cache_.accept(slot_, 1 + static_cast<int>(right));
   }
 
   const options& o_;
