@@ -45,6 +45,9 @@ inline attend_scratch carve_scratch(carver& c, const kvc_plan& p) noexcept {
   s.k_tile = c.take<float>(int64_t{p.dim_k} * tile_keys);
   s.v_tile = c.take<float>(int64_t{p.dim_v} * tile_keys);
   s.angles = c.take<float>(int64_t{p.dim_k} * tile_keys);
+  s.q_rows = c.take<float>(states * round_up_lanes(p.dim_k));
+  s.q_bytes = c.take<int8_t>(states * 2 * p.dim_k);
+  s.q_dots = c.take<dot_query>(states * 2);
   s.total = c.take<float>(states * p.dim_v);
   s.total_max = c.take<float>(states);
   s.total_sum = c.take<float>(states);

@@ -138,6 +138,17 @@ kvc_status check_geometry(const kvc_kv& kv, kvc_error* error) noexcept {
   return KVC_OK;
 }
 
+/// Scores as integer dot products.
+kvc_status check_integer_dot(const kvc_kv& kv, kvc_error* error) noexcept {
+  if (kv.reserved != 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_RESERVED, kv.reserved);
+  if (kv.integer_dot == 0) return KVC_OK;
+  if (kv.integer_dot != 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_INTEGER_DOT, kv.integer_dot);
+  const bool runs = kv.k.scale_kind == KVC_SCALE_CHANNEL && kv.k.scale_group % 32 == 0;
+  const bool one = kv.k.scale_kind == KVC_SCALE_HEAD || kv.k.scale_kind == KVC_SCALE_TENSOR;
+  const bool may = kv.k.type >= KVC_U8 && kv.k.type <= KVC_U2 && (runs || one) && kv.k_rope == nullptr;
+  return may ? KVC_OK : fail(error, KVC_UNSUPPORTED, KVC_FIELD_INTEGER_DOT, 1);
+}
+
 /// The exact copies of the first slots.
 kvc_status check_exempt(const kvc_kv& kv, bool data, kvc_error* error) noexcept {
   if (kv.exempt == 0 || kv.exempt_blocks == 0) return KVC_OK;
@@ -169,6 +180,7 @@ kvc_status check_kv(const kvc_kv* kv, bool data, kvc_error* error) noexcept {
   }
   if (!own_v && kv->dim_v > kv->dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, kv->dim_v);
   if (own_v) KVC_TRY(check_plane(kv->v, *kv, kv->blocks, kv->dim_v, KVC_FIELD_V, error));
+  KVC_TRY(check_integer_dot(*kv, error));
   KVC_TRY(check_exempt(*kv, data, error));
   if (kv->k_rope != nullptr) {
     if (!own_v) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_ROPE);

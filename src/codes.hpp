@@ -65,6 +65,13 @@ struct code_cell {
   float even_zero(float s) const noexcept {
     return is_fp8(static_cast<code>(type)) ? -0.0f : symmetric_zero(static_cast<code>(type), s);
   }
+  float scale_at(int64_t index) const noexcept { return to_float(read<f16>(scale + 2 * index)); }
+  float zero_at(int64_t index) const noexcept {
+    return zero != nullptr ? to_float(read<f16>(zero + 2 * index)) : even_zero(scale_at(index));
+  }
+  uint32_t code_at(int32_t slot, int32_t channel) const noexcept {
+    return read_code(static_cast<code>(type), codes + row * (keys ? channel : slot), keys ? slot : channel);
+  }
   float value(int32_t slot, int32_t channel) const noexcept {
     const std::byte* r = codes + row * (keys ? channel : slot);
     const uint32_t c = read_code(static_cast<code>(type), r, keys ? slot : channel);
@@ -74,6 +81,11 @@ struct code_cell {
     return value_of(c, s, zero != nullptr ? to_float(read<f16>(zero + at)) : even_zero(s));
   }
 };
+
+/// 2^(bits - 1), the middle of integer codes.
+constexpr int32_t middle_code(int32_t type) noexcept {
+  return 1 << (code_bits(static_cast<code>(type)) - 1);
+}
 
 /// Keys or values of one tile's run that are read exactly although their block is packed: the first slots of
 /// a text. Null: none, or the sequence has none.

@@ -11,6 +11,7 @@
 // Tiles and splits lie at absolute slots, whatever the block size, the chunk or the number of threads, and
 // every arithmetic step has one order:
 //   score   one accumulator per (row, key), fma over channels 0, 1, ...
+//           packed keys where integer_dot is set: dot_query, below
 //   weight  2^(score - running maximum), the polynomial of exp2.hpp, element by element
 //   sum     lane i adds keys i, i+16, i+32, i+48 of a tile; 16 lanes are folded at the end of a split
 //   value   one accumulator per (row, channel), fma over the row's own keys in ascending order
@@ -81,17 +82,39 @@ inline float* score_row(const kvc_out& out, int64_t row, int64_t q_head) noexcep
   return out.key_score + row * out.key_score_stride + q_head * out.key_score_head_stride;
 }
 
+inline constexpr int32_t bias_lanes = 16;
+/// Below, 127 / a is no float.
+inline constexpr float least_product = 0x1p-119f;
+
+/// A query for integer dot products with the keys of one group, whose scales s and minima z (of symmetric
+/// codes the lowest level) belong to channels d:
+///   h = 2^(bits - 1)    p_d = q_d * s_d    a = max |p_d|
+///   i_d = p_d * (127 / a) to the nearest, ties to even; all 0 where a < least_product
+///   bias = sum of q_d * fma(h, s_d, z_d): lane d % 16 by fma, d ascending, channels behind the last as
+///   zeros; lanes are folded as those of `sum`
+///   score_j = fma(float(sum of i_d * (code_jd - h)), a / 127, bias)
+struct dot_query {
+  float step = 0, bias = 0;
+  int32_t base = 0;  ///< -h * sum of i_d, so that codes may be multiplied as they are
+};
+constexpr int32_t round_up_lanes(int32_t dim) noexcept {
+  return (dim + bias_lanes - 1) / bias_lanes * bias_lanes;
+}
+
 /// Memory of one worker. States are those of the split being worked on, then of all splits so far.
 struct attend_scratch {
-  float* q = nullptr;        ///< [states][dim_k], scaled; order within a head is the kernel's business
-  float* acc = nullptr;      ///< [states][dim_v]
-  float* max = nullptr;      ///< [states]
-  float* lanes = nullptr;    ///< [states][sum_lanes]
-  float* weights = nullptr;  ///< [states][tile_keys]
-  float* k_tile = nullptr;   ///< [dim_k][tile_keys]
-  float* v_tile = nullptr;   ///< [tile_keys][dim_v]
-  float* angles = nullptr;   ///< [dim_k][tile_keys] cos and sin of each pair, for keys that are turned
-  float* total = nullptr;    ///< [states][dim_v]
+  float* q = nullptr;         ///< [states][dim_k], scaled; order within a head is the kernel's business
+  float* acc = nullptr;       ///< [states][dim_v]
+  float* max = nullptr;       ///< [states]
+  float* lanes = nullptr;     ///< [states][sum_lanes]
+  float* weights = nullptr;   ///< [states][tile_keys]
+  float* k_tile = nullptr;    ///< [dim_k][tile_keys]
+  float* v_tile = nullptr;    ///< [tile_keys][dim_v]
+  float* angles = nullptr;    ///< [dim_k][tile_keys] cos and sin of each pair, for keys that are turned
+  float* q_rows = nullptr;    ///< [states][dim_k, rounded up to 16] as q, filled with zeros, for integer dots
+  int8_t* q_bytes = nullptr;  ///< [states][2][dim_k] i_d for the halves of a tile
+  dot_query* q_dots = nullptr;  ///< [states][2]
+  float* total = nullptr;       ///< [states][dim_v]
   float* total_max = nullptr;
   float* total_sum = nullptr;
   uint64_t* seen = nullptr;     ///< [rows] keys of the tile each row may see
@@ -219,6 +242,8 @@ void clear_states(float* acc, float* max, float* lanes, int64_t rows, int32_t di
 extern const kernel scalar_kernel;
 #if defined(KVCACHE_WITH_HIGHWAY)
 const kernel* find_simd_kernel(int32_t target) noexcept;
+/// Whether AVX-512 kernels may multiply bytes as VNNI does.
+bool may_use_vnni() noexcept;
 #endif
 
 }  // namespace kvcache::detail

@@ -11,6 +11,7 @@
 #include "kernel.hpp"
 #include "kvcache/quant/hadamard.hpp"
 #include "rope.hpp"
+#include "state.hpp"
 
 namespace kvcache::detail {
 namespace {
@@ -60,12 +61,45 @@ void load_key(const attend_item& item, const tile& t, int32_t j, float* k) noexc
   item.turning->turn(k, item.turning->cos_sin(position_of(item, t.first + j), angles));
 }
 
-/// One sequential fma chain over the channels, then the soft cap.
+/// The rule at dot_query, for one key and query.
+float score_integers(const code_cell& c, int32_t slot, const float* q) noexcept {
+  const int32_t h = middle_code(c.type);
+  float largest = 0, lanes[bias_lanes] = {};
+  for (int32_t d = 0; d < round_up_lanes(c.dim); ++d) {
+    const int64_t at = d < c.dim ? c.scale_index(slot, d) : 0;
+    const float s = d < c.dim ? c.scale_at(at) : 0, z = d < c.dim ? c.zero_at(at) : 0;
+    const float own = d < c.dim ? q[d] : 0;
+    largest = std::max(largest, std::fabs(own * s));
+    float& lane = lanes[d % bias_lanes];
+    lane = std::fma(own, std::fma(static_cast<float>(h), s, z), lane);
+  }
+  const float up = largest >= least_product ? 127 / largest : 0;
+  int32_t sum = 0;
+  for (int32_t d = 0; d < c.dim; ++d) {
+    const float x = q[d] * c.scale_at(c.scale_index(slot, d)) * up;
+    const float i = x >= -127 ? std::min(x, 127.0f) : -127.0f;  // of infinities and NaN a number
+    sum += static_cast<int32_t>(std::nearbyint(i)) * (static_cast<int32_t>(c.code_at(slot, d)) - h);
+  }
+  return std::fma(static_cast<float>(sum), largest / 127, fold_lanes(lanes));
+}
+
+/// Whether the key's score is an integer dot product.
+bool dots_integers(const attend_item& item, const tile& t, int32_t j) noexcept {
+  if (item.kv->integer_dot == 0 || (t.open >> (j / t.run_keys) & 1) != 0) return false;
+  return j >= item.kv->exempt || exempt_cell(item, t, true) == nullptr;
+}
+
+/// An integer dot product, or one sequential fma chain over the channels; then the soft cap.
 float score(const attend_item& item, const tile& t, int32_t j, const float* q) noexcept {
-  float k[max_dim];
-  load_key(item, t, j, k);
   float sum = 0;
-  for (int32_t d = 0; d < item.kv->dim_k; ++d) sum = std::fma(q[d], k[d], sum);
+  if (dots_integers(item, t, j)) {
+    const code_cell c(*item.kv, true, t.id[j / t.run_keys], t.head);
+    sum = score_integers(c, static_cast<int32_t>((t.first + j) & (item.kv->block - 1)), q);
+  } else {
+    float k[max_dim];
+    load_key(item, t, j, k);
+    for (int32_t d = 0; d < item.kv->dim_k; ++d) sum = std::fma(q[d], k[d], sum);
+  }
   return item.cap_log2 != 0 ? item.cap_log2 * tanh_fixed(sum) : sum;
 }
 

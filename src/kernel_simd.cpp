@@ -28,6 +28,8 @@
 #include "simd_codes.hpp"
 #include "simd_pack.hpp"
 #include "simd_packed.hpp"
+//
+#include "simd_dot.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
@@ -121,6 +123,7 @@ void prepare(const attend_item& item, const attend_scratch& s) {
       });
     }
   }
+  if (item.kv->integer_dot != 0) copy_query_rows(item, s);
 }
 
 /// Keys that all rows of the block see or none does may be added together; between the first and the last
@@ -259,6 +262,9 @@ void add_packed_heads(const tile_work& t) {
 /// Scores of all heads.
 void score_heads(const tile_work& t) {
   const attend_item& item = t.item;
+  if (item.kv->integer_dot != 0 && t.now.form == tile_form::sealed) {
+    return score_dots(item, t.scratch, t.now, t.far);
+  }
   if (codes_direct(item, t.now, true, t.blocks.count)) return score_packed_heads(t);
   const bool direct = keys_direct(item, t.now, t.blocks.count);
   if (item.turning != nullptr) find_angles(item, t.now, t.scratch.angles);
@@ -459,16 +465,19 @@ bool has_avx512() noexcept {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
 }
+bool has_vnni() noexcept {
+  return has_avx512() && __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 struct abilities {
-  bool avx2 = false, avx512 = false;
+  bool avx2 = false, avx512 = false, vnni = false;
 };
 
 /// Asked once: under a hypervisor the question alone takes longer than attending over a short sequence.
 [[maybe_unused]] abilities this_machine() noexcept {
 #if HWY_ARCH_X86
-  static const abilities found = {has_avx2(), has_avx512()};
+  static const abilities found = {has_avx2(), has_avx512(), has_vnni()};
   return found;
 #else
   return {};
@@ -476,6 +485,10 @@ struct abilities {
 }
 
 }  // namespace
+
+bool may_use_vnni() noexcept {
+  return this_machine().vnni;
+}
 
 const kernel* find_simd_kernel([[maybe_unused]] int32_t target) noexcept {
 #if HWY_TARGETS & HWY_AVX3

@@ -187,6 +187,7 @@ const char* kvc_field_text(int32_t field) {
                                           "seals",
                                           "exempt_group",
                                           "exempt_slot",
+                                          "integer_dot",
                                           "other"};
   static_assert(sizeof(names) / sizeof(names[0]) == KVC_FIELD_COUNT_);
   return field >= 0 && field < KVC_FIELD_COUNT_ ? names[field] : "unknown field";
@@ -249,6 +250,7 @@ uint64_t kvc_layout(const kvc_kv* kv) {
   hash = mix_plane(hash, kv->v, kv->v.data != nullptr);
   if (kv->hadamard != 0 || kv->exempt != 0) hash = mix(mix(hash, kv->hadamard), kv->exempt);
   if (kv->k_rope != nullptr) hash = mix(hash, 1);
+  if (kv->integer_dot != 0) hash = mix(hash, 2);
   return layout_version << 56 | (hash & 0x00ffffffffffffffu);
 }
 

@@ -321,6 +321,7 @@ inline void host_planes::describe_packed(const host_planes_config& c, int32_t st
   kv.exempt = f.exempt;
   kv.k_rope = f.k_before_rope ? c.k_rope : nullptr;
   kv.hadamard = (f.k.hadamard ? KVC_HADAMARD_K : 0) | (f.v.hadamard ? KVC_HADAMARD_V : 0);
+  kv.integer_dot = f.integer_dot ? 1 : 0;
   kv.open_blocks = c.open_blocks;
   kv.exempt_blocks = f.exempt != 0 ? c.exempt_blocks : 0;
 }

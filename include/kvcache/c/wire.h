@@ -72,6 +72,8 @@ typedef struct kvc_kv {
   int32_t exempt;         ///< leading slots of a text that are read exactly: 0, 1, 2, 4
   int32_t exempt_blocks;  ///< ids of the exempt space, 0 if it does not exist
   int32_t hadamard;       ///< KVC_HADAMARD_* bits
+  int32_t integer_dot;    ///< 1: scores of packed keys are integer dot products, queries rounded to 8 bits
+  int32_t reserved;       ///< zero
   /// NULL: K is stored as it is given, rotated by its position or not. Else K is stored before rotation, and
   /// turned by this, at the position of its slot, whenever it is read. Outlives the calls.
   const struct kvc_rope* k_rope;

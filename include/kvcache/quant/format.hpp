@@ -73,6 +73,12 @@ struct kv_format {
   /// section 3.2): its channels then keep their ranges over the whole text. Costs a rotation per key, head
   /// and read.
   bool k_before_rope = false;
+  /// Scores against packed keys are integer dot products: of the codes, less the middle one, and of the
+  /// query, multiplied by the channels' scales and rounded to 8 bits. The rounding moves a score by at most
+  /// sum |code - 2^(bits - 1)| * a / 254, a being the largest of the query's products (docs/attention.md).
+  /// For integer codes of K with scales per channel (groups of multiples of 32 tokens), head or tensor, not
+  /// with k_before_rope.
+  bool integer_dot = false;
   /// Equal in every number.
   constexpr bool operator==(const kv_format&) const noexcept = default;
 };
@@ -179,6 +185,12 @@ constexpr status validate_side(const side_format& f, int32_t dim, int32_t block_
   return {};
 }
 
+/// Whether scores can be integer dot products.
+constexpr bool may_dot_integers(const kv_format& f) noexcept {
+  if (f.k.codes < code::int8 || f.k.axis == scale_axis::token || f.k_before_rope) return false;
+  return f.k.axis != scale_axis::channel || f.k.group_size % 32 == 0;
+}
+
 constexpr uint64_t side_fingerprint(const side_format& f) noexcept {
   uint64_t h = 0;
   for (const uint64_t v : {uint64_t(f.codes), uint64_t(f.axis), uint64_t(f.group_size), uint64_t(f.symmetric),
@@ -192,7 +204,7 @@ constexpr uint64_t side_fingerprint(const side_format& f) noexcept {
 
 /// Checks a layer's format. Fails: bad_argument or unsupported, naming the field: MLA latents, heads whose
 /// dim is no multiple of 8, blocks of less than 32 or more than 128 tokens, a clip search per tensor and
-/// channel groups that cross a block are not packed.
+/// channel groups that cross a block are not packed; integer_dot has its conditions.
 constexpr status validate(const kv_format& f, const group_shape& s, int32_t block_size) noexcept {
   if (status bad = validate(s, block_size); !bad) return bad;
   if (status bad = detail::validate_side(f.k, s.head_dim_k, block_size); !bad) return bad;
@@ -201,6 +213,7 @@ constexpr status validate(const kv_format& f, const group_shape& s, int32_t bloc
   if (f.exempt != 0 && (!is_power_of_two(f.exempt) || f.exempt > 4)) {
     return {errc::bad_argument, "exempt", f.exempt};
   }
+  if (f.integer_dot && !detail::may_dot_integers(f)) return {errc::unsupported, "integer_dot", 1};
   if (!lossy(f)) return {};
   if (s.v_aliases_k) return {errc::unsupported, "v_aliases_k", 1};
   if (s.head_dim_k % 8 != 0) return {errc::unsupported, "head_dim_k", s.head_dim_k};
@@ -216,6 +229,7 @@ constexpr uint64_t fingerprint(std::span<const kv_format> layers) noexcept {
     h = mix64(h ^ detail::side_fingerprint(f.v)) + static_cast<uint64_t>(f.residual);
     h = mix64(h ^ static_cast<uint64_t>(f.exempt));
     if (f.k_before_rope) h = mix64(h + 1);
+    if (f.integer_dot) h = mix64(h + 2);
   }
   return h;
 }

@@ -17,6 +17,7 @@
 //   residual    newest tokens that are read exactly
 //   rope        after: K is packed as it is given; before: K is packed before its rotation by position, and
 //               rotated at every read
+//   dot         float, or integer: scores of packed keys are integer dot products
 //   exempt      first tokens that stay exact: none, sinks (= 4), or 0, 1, 2, 4
 //
 // Wrong text is answered with where, which key, and what is allowed there.
@@ -47,7 +48,7 @@ inline constexpr const char* code_words = "f16|e4m3|e5m2|int8|int6|int5|int4|int
 inline constexpr const char* axis_words = "tensor|head|token|channel";
 inline constexpr const char* clip_words = "none|middle|two_sided";
 inline constexpr const char* side_words = "none|k|v|both";
-inline constexpr const char* format_keys = "k|v|group|symmetric|clip|hadamard|residual|exempt|rope";
+inline constexpr const char* format_keys = "k|v|group|symmetric|clip|hadamard|residual|exempt|rope|dot";
 enum format_key : int32_t {
   key_k,
   key_v,
@@ -57,7 +58,8 @@ enum format_key : int32_t {
   key_hadamard,
   key_residual,
   key_exempt,
-  key_rope
+  key_rope,
+  key_dot
 };
 
 constexpr bool is_integer(code c) noexcept {
@@ -148,6 +150,9 @@ inline const char* read_format_key(int32_t key, std::string_view value, kv_forma
     case key_rope:
       to.k_before_rope = value == "before";
       return value == "before" || value == "after" ? nullptr : "before|after";
+    case key_dot:
+      to.integer_dot = value == "integer";
+      return value == "integer" || value == "float" ? nullptr : "integer|float";
     default:
       return read_exempt(value, to.exempt) ? nullptr : "none, sinks (4 tokens), 0, 1, 2 or 4";
   }
@@ -166,7 +171,7 @@ inline void read_format_item(std::string_view item, uint32_t& given, parsed_form
   const std::string_view key = cut(value, '=');
   const int32_t i = word_index(key, format_keys);
   if (i < 0 || key.empty()) {
-    refuse(out, key, value, "k, v, group, symmetric, clip, hadamard, residual, exempt, rope");
+    refuse(out, key, value, "k, v, group, symmetric, clip, hadamard, residual, exempt, rope, dot");
   } else if ((given & (1u << i)) != 0) {
     refuse(out, key, value, "once");
   } else if (const char* allowed = read_format_key(i, value, out.value)) {
@@ -258,6 +263,7 @@ inline void write_settings(const kv_format& f, char separator, text_out& t) noex
   if (f.residual != 0) write_pair("residual", true, separator, t, [&](bool) { t.add(f.residual); });
   if (f.exempt != 0) write_pair("exempt", true, separator, t, [&](bool) { t.add(f.exempt); });
   if (f.k_before_rope) write_pair("rope", true, separator, t, [&](bool) { t.add("before"); });
+  if (f.integer_dot) write_pair("dot", true, separator, t, [&](bool) { t.add("integer"); });
 }
 
 }  // namespace detail
