@@ -15,6 +15,7 @@
 #include "check.hpp"
 #include "kvcache/cache.hpp"
 #include "kvcache/kvcache.h"
+#include "kvcache/quant/format.hpp"
 
 namespace kvcache::detail {
 
@@ -67,6 +68,14 @@ struct host_config {
   int32_t policy = 0;
 };
 kvc_status convert(const kvc_cache_config* in, host_config& out, kvc_error* error) noexcept;
+
+/// Formats given as text, `n` of them for `layers` layers; none at all if they store values as written.
+kvc_status parse_formats(const char* const* text, int32_t n, int32_t layers, fixed_array<kv_format>& out,
+                         kvc_error* error) noexcept;
+
+/// One group in C++ terms.
+kvc_status convert_group(const kvc_group_config& in, int64_t index, group_config& out,
+                         kvc_error* error) noexcept;
 
 /// The policy of that number; holds nothing if memory was refused.
 any_eviction make_policy(int32_t policy) noexcept;

@@ -30,35 +30,6 @@ kvc_status convert_policy(const char* name, int32_t& policy, kvc_error* error) n
   return need(policy < policy_count, KVC_FIELD_EVICTION, error);
 }
 
-kvc_status convert_group(const kvc_group_config& in, int64_t index, group_config& out,
-                         kvc_error* error) noexcept {
-  const auto refuse = [&](kvc_status s, int32_t field, int64_t value) {
-    return fail(error, s, field, value, index);
-  };
-  if (in.struct_size != sizeof in) return refuse(KVC_ABI, KVC_FIELD_GROUPS, in.struct_size);
-  // Checked here because the enumeration is one byte wide.
-  if (in.type < 0 || in.type > KVC_BF16) return refuse(KVC_BAD_ARGUMENT, KVC_FIELD_TYPE, in.type);
-  out.shape = {.layers = in.layers,
-               .kv_heads = in.kv_heads,
-               .head_dim_k = in.head_dim_k,
-               .head_dim_v = in.head_dim_v != 0 ? in.head_dim_v : in.head_dim_k,
-               .type = static_cast<element>(in.type),
-               .v_aliases_k = in.v_aliases_k != 0,
-               .window = in.window};
-  out.block_size = in.block_size != 0 ? in.block_size : 16;
-  out.total = {in.total};
-  out.open = {in.open};
-  out.format = {.block = {in.format.block},
-                .open_block = {in.format.open_block},
-                .residual = in.format.residual,
-                .lossy = in.format.lossy != 0,
-                .fingerprint = in.format.fingerprint,
-                .deferred = in.format.deferred != 0,
-                .exempt = in.format.exempt};
-  out.first_only = in.first_only != 0;
-  return KVC_OK;
-}
-
 kvc_status build(const host_config& c, std::unique_ptr<host_cache>& out, kvc_error* error) noexcept {
   std::unique_ptr<host_cache> h(new (std::nothrow) host_cache);
   any_eviction policy = make_policy(c.policy);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C API's views of a step for kernels, and planes in memory of the caller.
+// The C API's views of a step for kernels.
 #include <algorithm>
 
 #include "capi.hpp"
-#include "kvcache/attend/host_planes.hpp"
 #include "kvcache/blocks/batch_view.hpp"
 
 namespace kvcache::detail {
@@ -126,36 +125,6 @@ kvc_status check_csr(const host_cache& h, const kvc_sequence* sequences, int32_t
   return KVC_OK;
 }
 
-host_planes_config convert(const kvc_planes& p) noexcept {
-  host_planes_config c;
-  c.shape = {.layers = p.layers,
-             .kv_heads = p.kv_heads,
-             .head_dim_k = p.dim_k,
-             .head_dim_v = p.dim_v,
-             .type = static_cast<element>(p.type),
-             .v_aliases_k = p.v_aliases_k != 0,
-             .window = 0};
-  c.block_size = p.block;
-  c.blocks = p.blocks;
-  c.group = p.group;
-  c.order = p.order == KVC_K_ROW_MAJOR ? k_order::row_major : k_order::transposed;
-  c.memory = p.memory.ptr;
-  return c;
-}
-
-kvc_status check_planes(const kvc_planes* p, kvc_error* error) noexcept {
-  KVC_TRY(check_struct(p, KVC_FIELD_PLANES, error));
-  KVC_TRY(need(p->type >= 0 && p->type <= KVC_BF16, KVC_FIELD_TYPE, error, p->type));
-  KVC_TRY(
-      need(p->order == KVC_K_TRANSPOSED || p->order == KVC_K_ROW_MAJOR, KVC_FIELD_ORDER, error, p->order));
-  KVC_TRY(need(p->reserved == 0, KVC_FIELD_RESERVED, error, p->reserved));
-  const host_planes_config c = convert(*p);
-  KVC_TRY(fail(error, validate(c.shape, c.block_size)));
-  KVC_TRY(need(c.group >= 0 && c.group <= UINT8_MAX, KVC_FIELD_GROUP, error, c.group));
-  const int64_t block = block_bytes(c.shape, c.block_size).count;
-  return need(c.blocks >= 1 && block <= INT64_MAX / 2 / c.blocks, KVC_FIELD_BLOCKS, error, c.blocks);
-}
-
 }  // namespace
 }  // namespace kvcache::detail
 
@@ -211,22 +180,5 @@ kvc_status kvc_view_csr(kvc_cache cache, const kvc_sequence* sequences, int32_t 
                                   {indices, static_cast<size_t>(room)}, {last_page_len, count});
     if (!done) return fail(error, done, static_cast<int64_t>(i));
   }
-  return KVC_OK;
-}
-
-kvc_status kvc_cpu_planes(const kvc_planes* planes, kvc_kv* layers, int64_t* bytes, kvc_error* error) {
-  KVC_TRY(check_planes(planes, error));
-  const host_planes_config c = convert(*planes);
-  const int64_t needed = host_planes::size_of(c).count;
-  if (planes->memory.ptr != nullptr) {
-    KVC_TRY(need(layers != nullptr, KVC_FIELD_LAYERS, error));
-    if (planes->memory.bytes < static_cast<size_t>(needed)) {
-      return fail(error, KVC_WORKSPACE, KVC_FIELD_MEMORY, needed);
-    }
-    const result<host_planes> made = host_planes::create(c);
-    if (!made) return fail(error, made.error());
-    std::copy(made->layers().begin(), made->layers().end(), layers);
-  }
-  if (bytes != nullptr) *bytes = needed;
   return KVC_OK;
 }

@@ -187,6 +187,16 @@ const char* kvc_field_text(int32_t field) {
                                           "seals",
                                           "exempt_group",
                                           "exempt_slot",
+                                          "formats",
+                                          "move_sinks",
+                                          "codes",
+                                          "axis",
+                                          "clip",
+                                          "group_size",
+                                          "residual",
+                                          "exempt_blocks",
+                                          "k_rope",
+                                          "v_aliases_k",
                                           "integer_dot",
                                           "other"};
   static_assert(sizeof(names) / sizeof(names[0]) == KVC_FIELD_COUNT_);

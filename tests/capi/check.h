@@ -58,6 +58,27 @@ void capi_test_handles(void);
 void capi_test_other_cache(void);
 void capi_test_missing(void);
 void capi_test_layout(void);
+void capi_test_format_text(void);
+void capi_test_format_refusals(void);
+
+/* A packed cache through the C API alone: PACKED_STEPS steps of two sequences, a drop of whole blocks before
+   the last ones, attention of every new row. */
+enum {
+  PACKED_LAYERS = 2,
+  PACKED_HEADS = 2,
+  PACKED_Q_HEADS = 4,
+  PACKED_DIM = 32,
+  PACKED_BLOCK = 32,
+  PACKED_BLOCKS = 16,
+  PACKED_MOST = 160,
+  PACKED_STEPS = 7,
+  PACKED_DROP_AT = 4
+};
+/* New tokens of sequence s in a step. */
+int32_t capi_packed_tokens(int32_t step, int32_t s);
+float capi_packed_value(int32_t s, int32_t at, int32_t layer, int32_t head, int32_t d, int32_t what);
+/* Fills `out` [room] with all results in order; returns how many. */
+int32_t capi_packed_run(const char* format, float* out, int32_t room);
 void capi_test_many_caches(void);
 void capi_test_two_caches(void);
 void capi_test_planes(void);

@@ -202,12 +202,12 @@ void capi_test_missing(void) {
 void capi_test_layout(void) {
   if (sizeof(void*) != 8) return;
   IS(sizeof(kvc_error) == 24 && sizeof(kvc_cache) == 8 && sizeof(kvc_sequence) == 8);
-  IS(sizeof(kvc_block_format) == 40 && sizeof(kvc_group_config) == 88 && sizeof(kvc_cache_config) == 80);
+  IS(sizeof(kvc_block_format) == 40 && sizeof(kvc_group_config) == 104 && sizeof(kvc_cache_config) == 80);
   IS(sizeof(kvc_group_geometry) == 56 && sizeof(kvc_geometry) == 64 + 8 * 56 &&
      sizeof(kvc_stats) == 8 + 17 * 8);
   IS(sizeof(kvc_scope) == 88 && sizeof(kvc_open_options) == 16 && sizeof(kvc_lengths) == 32 + 8 * 4);
   IS(sizeof(kvc_drop) == 32);
-  IS(sizeof(kvc_view) == 128 && sizeof(kvc_planes) == 64);
+  IS(sizeof(kvc_view) == 128 && sizeof(kvc_planes) == 96);
   IS(offsetof(kvc_geometry, memory) == 40 && offsetof(kvc_geometry, group) == 64);
   IS(offsetof(kvc_scope, salt) == 16 && offsetof(kvc_scope, generation) == 48 &&
      offsetof(kvc_scope, narrower) == 80);

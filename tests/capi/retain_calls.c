@@ -144,7 +144,7 @@ void capi_test_retain_refusals(void) {
   group.format.block = 100;
   OK(kvc_cache_create(&config, &cache, &error));
   a = capi_begin(cache, text, 16);
-  REFUSED(kvc_retain(cache, a, &d, NULL, NULL, &error), KVC_UNSUPPORTED, KVC_FIELD_FORMAT);
+  REFUSED(kvc_retain(cache, a, &d, NULL, NULL, &error), KVC_UNSUPPORTED, KVC_FIELD_SEALED);
   OK(kvc_cache_destroy(cache, &error));
 }
 

@@ -12,6 +12,7 @@
 // Thread safety: one owner thread at a time calls what takes a cache; kvc_cache_board may be called by any
 // thread. Different caches are independent. Nothing here throws, prints or aborts.
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kvcache/c/status.h"
@@ -56,6 +57,13 @@ typedef struct kvc_group_config {
                  ///< seals are deferred for max_step_tokens
   int32_t first_only;       ///< non-zero: stores only the first block_size (1, 2, 4) tokens of a text
   kvc_block_format format;  ///< how sealed blocks are stored
+  /// [n_formats] packed formats by their text (kvc_format_text), one for all layers or one per layer, read
+  /// during the call only; NULL = `format` says it in bytes. With formats only `format.deferred` is set, the
+  /// rest of `format` follows (kvc_block_format_of). Where they exempt tokens, the cache needs a group of the
+  /// same layers with first_only and block_size = exempt.
+  const char* const* formats;
+  int32_t n_formats;  ///< 0, 1 or layers
+  int32_t reserved;   ///< 0
 } kvc_group_config;
 
 /// Everything that bounds the memory of a cache.
@@ -212,6 +220,20 @@ KVC_API const char* kvc_eviction_name(int32_t i);
 /// What kvc_cache_create would build, without building it: blocks, bytes per block, bytes of everything.
 /// Requires: geometry->struct_size set. Fails: as kvc_cache_create. Thread safety: any thread.
 KVC_API kvc_status kvc_plan_cache(const kvc_cache_config* config, kvc_geometry* geometry, kvc_error* error);
+
+/// Reads a format, in the grammar of quant/parse.hpp: a preset (kv8, kv6, kv5, kv4, kv3, kv2, fp8), or codes
+/// with settings such as "int4:k=channel,v=token,group=32,residual=32,exempt=sinks". Writes to `out` [size]
+/// (may be NULL with size 0), as far as it fits and always ending with 0, the format with all its settings,
+/// or what is wrong: the key, what was found, what is allowed. Whether a format suits a shape says
+/// kvc_block_format_of. Fails: KVC_BAD_ARGUMENT (field FORMATS). Thread safety: any thread.
+KVC_API kvc_status kvc_format_text(const char* text, char* out, size_t size, kvc_error* error);
+
+/// What the formats of a group come to: bytes of a packed and of an open block, residual, exempt tokens,
+/// fingerprint. Without formats, or with formats that round nothing, the bytes are those of full precision.
+/// Both arguments are needed. Fails: KVC_BAD_ARGUMENT or KVC_UNSUPPORTED with what the shape does not allow
+/// (in `index` the text that cannot be read), KVC_ABI. Thread safety: any thread.
+KVC_API kvc_status kvc_block_format_of(const kvc_group_config* group, kvc_block_format* format,
+                                       kvc_error* error);
 
 /// What sequences of `tokens` tokens each take without sharing: the bytes of one, whole blocks counted, and
 /// how many fit at once (0 if not one); either may be NULL. Fails: as kvc_cache_create. Thread safety: any.

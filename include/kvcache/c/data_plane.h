@@ -206,11 +206,21 @@ typedef struct kvc_planes {
   int32_t order;         ///< KVC_K_*
   int32_t reserved;      ///< zero
   kvc_buf memory;        ///< aligned to 64; ptr == NULL: only asks how much is needed
+  /// [n_formats] packed formats by their text, as in kvc_group_config; NULL = blocks hold what was written.
+  /// With a format that rounds, `order` is that of open blocks.
+  const char* const* formats;
+  int32_t n_formats;              ///< 0, 1 or layers
+  int32_t open_blocks;            ///< ids of the open space, with formats: kvc_group_geometry.open
+  int32_t exempt_blocks;          ///< ids of the exempt space, 0 = none: total of the group of first tokens
+  int32_t reserved2;              ///< zero
+  const struct kvc_rope* k_rope;  ///< for formats that store K before rotation; outlives the planes
 } kvc_planes;
 
 /// Describes the layers of a group in memory of the caller, each block of a layer one run of bytes, and says
-/// how many bytes that takes (`bytes`, may be NULL). `layers` [planes->layers] is needed with memory. Fails:
-/// KVC_BAD_ARGUMENT with the field, KVC_WORKSPACE when the memory is too small. Owns: the caller, memory and
+/// how many bytes that takes (`bytes`, may be NULL). `layers` [planes->layers] is needed with memory; where
+/// formats exempt tokens and exempt_blocks is above 0, as many again follow: the exempt rows as layers of
+/// group + 1, for commands. Fails: KVC_BAD_ARGUMENT with the field, KVC_UNSUPPORTED where a format does not
+/// suit the shape, KVC_WORKSPACE when the memory is too small. Owns: the caller, memory and
 /// descriptions. Cost: O(layers); allocates for the time of the call.
 KVC_API kvc_status kvc_cpu_planes(const kvc_planes* planes, kvc_kv* layers, int64_t* bytes, kvc_error* error);
 
