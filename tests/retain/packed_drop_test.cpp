@@ -90,7 +90,7 @@ class driver {
     configs_.push_back({.shape = {.layers = 1, .kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8},
                         .block_size = block_size,
                         .total = {total},
-                        .open = {f.lossy ? total : 0},
+                        .open = {f.lossy ? total / 2 : 0},
                         .format = f,
                         .first_only = first_only});
     closed_.push_back({block_size, std::vector<uint64_t>(static_cast<size_t>(total * block_size))});
