@@ -161,11 +161,11 @@ engine::status from_first_token(const options& o, engine::report& out, const pol
 
 void print_table(const options& o, engine::report& out, const std::vector<column>& columns) {
   const double full = static_cast<double>(columns[0].cells[0].held);
-  out.print("%-26s", o.scorer.c_str());
+  out.print("%-24s", o.scorer.c_str());
   for (const column& c : columns) out.print(" | %10s %6s %8s %6s", c.name.c_str(), "", "KL", "NLL");
   out.print("\n");
   for (std::size_t i = 0; i < shares.size(); ++i) {
-    out.print("%6.1f %% of %s tokens   ", 100.0 / shares[i], engine::thousands(o.prompt).c_str());
+    out.print("%5.1f %% of %5s tokens ", 100.0 / shares[i], engine::thousands(o.prompt).c_str());
     for (const column& c : columns) {
       const cell& at = c.cells[i];
       const double share = static_cast<double>(at.held) / full;
