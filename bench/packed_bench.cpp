@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over packed blocks against what the machine can do. Names:
 //   decode/<format>/D<dim>/G<query heads per kv head>/<length>/t<threads>
+//     int8dot, k8v4dot, int4dot: the same with integer_dot; without a target
 //   seal/<format>/D<dim>/<length>   64 tokens of a prefill: packing them against their append and attention
 //   faster/<format>/than/<format>   decode at D64, G3, 4k: both in turn; the ratio of their times
 // An item of decode is one attend call over one sequence and layer, 8 kv heads, blocks of 64 slots, walking
@@ -44,6 +45,17 @@ const named_format formats[] = {
     {"int8", both(code::int8, code::int8), 1.3}, {"fp8", both(code::e4m3, code::e4m3), 1.5},
     {"k8v4", both(code::int8, code::int4), 1.5}, {"int4", both(code::int4, code::int4), 1.6},
     {"int3", both(code::int3, code::int3), 1.8}, {"int2", both(code::int2, code::int2), 1.8},
+};
+
+constexpr kv_format dots(kv_format f) {
+  f.integer_dot = true;
+  return f;
+}
+/// Measured beside the others, without a target.
+const named_format dot_formats[] = {
+    {"int8dot", dots(both(code::int8, code::int8)), 0},
+    {"k8v4dot", dots(both(code::int8, code::int4)), 0},
+    {"int4dot", dots(both(code::int4, code::int4)), 0},
 };
 
 /// Nanoseconds of unpacking as many blocks as a call reads, all threads sharing them: always the same few,
@@ -93,7 +105,7 @@ void decode(benchmark::State& state, const shape& s, double reach) {
     state.SetIterationTime(ns * 1e-9);
   }
   if (bench::failed(state, done, "attend failed")) return;
-  bench::report(state, "ns/call", work, limit, bench::at_most_ratio(reach));
+  bench::report(state, "ns/call", work, limit, reach != 0 ? bench::at_most_ratio(reach) : bench::no_target());
   state.counters["read_ns"] = read.median();
   state.counters["fma_ns"] = fma.best();
   state.counters["unpack_ns"] = unpack.best();
@@ -203,6 +215,13 @@ const bool registered = [] {
             add_decode(f, shape_of(&f.format, dim, group, length, threads));
           }
         }
+      }
+    }
+  }
+  for (const named_format& f : dot_formats) {
+    for (const int32_t dim : {64, 128}) {
+      for (const int32_t group : {3, 4, 8}) {
+        if (!bench::quick() || group != 8) add_decode(f, shape_of(&f.format, dim, group, 4096));
       }
     }
   }

@@ -161,15 +161,26 @@ struct dot_scales {
 
 void find_dot_scales(const code_cell& c, int32_t slot, dot_scales& out) {
   constexpr int32_t most = max_dim * 4;  // groups of 32 in a block of 128
-  float scale[most], zero[most];
-  const bool one = c.kind == KVC_SCALE_HEAD || c.kind == KVC_SCALE_TENSOR;
-  widen_scales(c, 0, one ? 1 : c.dim * c.groups, scale, zero);
-  const auto h = static_cast<float>(middle_code(c.type));
-  const int32_t each = one ? 0 : c.groups, first = one ? 0 : slot / c.group;
-  for (int32_t d = 0; d < round_up_lanes(c.dim); ++d) {
-    const int32_t at = d < c.dim ? d * each + first : 0;
-    out.scale[d] = d < c.dim ? scale[at] : 0.0f;
-    out.middle[d] = d < c.dim ? std::fma(h, scale[at], zero[at]) : 0.0f;
+  const tag_f d;
+  const auto h = hn::Set(d, static_cast<float>(middle_code(c.type)));
+  if (c.kind == KVC_SCALE_HEAD || c.kind == KVC_SCALE_TENSOR) {
+    widen_scales(c, 0, 1, out.scale, out.middle);
+    std::fill_n(out.scale, c.dim, out.scale[0]);
+    std::fill_n(out.middle, c.dim, out.middle[0]);
+  } else if (c.groups == 1) {
+    widen_scales(c, 0, c.dim, out.scale, out.middle);
+  } else {
+    float scale[most], zero[most];
+    widen_scales(c, 0, c.dim * c.groups, scale, zero);
+    for (int32_t i = 0, at = slot / c.group; i < c.dim; ++i, at += c.groups) {
+      out.scale[i] = scale[at];
+      out.middle[i] = zero[at];
+    }
+  }
+  for (int32_t i = c.dim; i < round_up_lanes(c.dim); ++i) out.scale[i] = out.middle[i] = 0;
+  for (int32_t i = 0; i < round_up_lanes(c.dim); i += lanes) {
+    const auto zero = hn::LoadU(d, out.middle + i);
+    hn::StoreU(hn::MulAdd(h, hn::LoadU(d, out.scale + i), zero), d, out.middle + i);
   }
 }
 
@@ -226,7 +237,12 @@ HWY_INLINE dot_query round_query(const float* HWY_RESTRICT q, const dot_scales& 
 template <bool Vnni>
 struct quad_codes {
   vec_bytes all;
-  HWY_INLINE void load(const uint8_t* from) { all = hn::LoadU(tag_bytes(), from); }
+  HWY_INLINE void load(const uint8_t* from) {
+    all = hn::LoadU(tag_bytes(), from);
+#if HWY_TARGET == HWY_AVX3
+    asm("" : "+v"(all.raw));  // else it is loaded once more for every row
+#endif
+  }
 };
 template <>
 struct quad_codes<false> {

@@ -75,7 +75,8 @@ struct kv_format {
   bool k_before_rope = false;
   /// Scores against packed keys are integer dot products: of the codes, less the middle one, and of the
   /// query, multiplied by the channels' scales and rounded to 8 bits. The rounding moves a score by at most
-  /// sum |code - 2^(bits - 1)| * a / 254, a being the largest of the query's products (docs/attention.md).
+  /// sum |code - 2^(bits - 1)| * a / 254, a being the largest of the query's products. With
+  /// fewer than 8 query heads per kv head no faster than floats, with 8-bit codes slower (docs/quant.md).
   /// For integer codes of K with scales per channel (groups of multiples of 32 tokens), head or tensor, not
   /// with k_before_rope.
   bool integer_dot = false;
