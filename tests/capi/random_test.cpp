@@ -398,8 +398,11 @@ void drive(const char* name, const setting& s, uint64_t usual) {
     REQUIRE(broken == nullptr);
   }
   CHECK(t.refused > n / 50);
-  for (int form = KVC_DROP_WHOLE_BLOCKS; form <= KVC_DROP_GATHER; ++form)
-    CHECK((t.drops[form] > 0) == (std::count(s.kind.begin(), s.kind.end(), exact) == std::ssize(s.kind)));
+  int forms = 0;
+  for (int form = KVC_DROP_WHOLE_BLOCKS; form <= KVC_DROP_GATHER; ++form) forms += t.drops[form] > 0;
+  // Packed blocks allow few drops that are chosen without looking.
+  const bool all_exact = std::count(s.kind.begin(), s.kind.end(), exact) == std::ssize(s.kind);
+  CHECK(forms >= (all_exact ? 3 : 2));
   CHECK(t.cxx.count().nodes_evicted > 0);
   CHECK(t.cxx.count().tokens_reused > 0);
 }
