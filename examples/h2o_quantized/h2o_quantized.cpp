@@ -70,7 +70,9 @@ engine::result<std::unique_ptr<engine::session_cache>> open_cache(const options&
 
 engine::result<kvcache::kv_format> format_of(const std::string& text) {
   const kvcache::parsed_format read = kvcache::parse_format(text);
-  if (!read.ok()) return engine::bad_input("bad_format", std::string(read.key), read.allowed);
+  if (!read.ok())
+    return engine::bad_input("bad_format", std::string(read.key),
+                             std::string(read.text) + "; allowed: " + read.allowed);
   return read.value;
 }
 

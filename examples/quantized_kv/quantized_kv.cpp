@@ -164,7 +164,9 @@ engine::result<std::string> run(const options& o, engine::report& out) {
   for (std::size_t i = 0; i < seen.size(); ++i) {
     seen[i].name = i == 0 ? "f16" : o.formats[i - 1];
     const kvcache::parsed_format format = kvcache::parse_format(seen[i].name);
-    if (!format.ok()) return engine::bad_input("bad_format", std::string(format.key), format.allowed);
+    if (!format.ok())
+      return engine::bad_input("bad_format", std::string(format.key),
+                               std::string(format.text) + "; allowed: " + format.allowed);
     seen[i].bits = kvcache::bits_per_value(format.value, shape, o.common.block_size, o.longest);
     const auto fit = quantized::most_texts(format.value, demand);
     if (!fit) return fit.error();

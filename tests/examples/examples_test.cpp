@@ -140,7 +140,12 @@ TEST_CASE("the examples of policies keep what they say in as much memory as they
                         {"h2o", "--tokens 200 --policy h2o:heavy=20,recent=12" + text, {0, 1, 2}, 6},
                         {"snapkv", "--trials 1 --sentences 12" + model, {3, 4, 5, 6}, 7},
                         {"far_rms", "--prompt 400 --score 20 --trials 1" + text, {0, 1}, 8},
-                        {"own_policy", "--trials 1" + model, {0, 1, 2, 4, 5}, 7}};
+                        {"own_policy", "--trials 1" + model, {0, 1, 2, 4, 5}, 7},
+                        {"quantized_kv",
+                         "--prompt 200 --score 8 --new 8 --mib 64" + text,
+                         {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},
+                         17},
+                        {"h2o_quantized", "--prompt 1024 --score 8" + text, {0, 1, 4, 5}, 6}};
   for (const run_of& e : all) {
     INFO(e.program);
     const json d = run(command(e.program, e.arguments)).document();
@@ -176,6 +181,9 @@ TEST_CASE("an example whose claim does not hold says so and ends with code 1") {
   expect_failed_claim("snapkv", "--trials 1 --sentences 8 --policy full" + model, "gives the blocks back");
   expect_failed_claim("far_rms", "--prompt 200 --score 4 --trials 1" + text, "knows the key");
   expect_failed_claim("own_policy", "--trials 1 --policy full" + model, "drops the sentences");
+  expect_failed_claim("quantized_kv", "--prompt 70 --score 2 --new 4 --mib 64 --formats kv8 kv8 kv8" + text,
+                      "nearly twice as many");
+  expect_failed_claim("h2o_quantized", "--prompt 512 --score 2 --format kv8" + text, "a seventh");
 }
 
 TEST_CASE("an example ends with code 2 for a wrong option and with 1 for a cache that cannot do it") {
@@ -187,7 +195,8 @@ TEST_CASE("an example ends with code 2 for a wrong option and with 1 for a cache
       {"agent_loop", "--steps 3"},        {"tenants", "--rounds 0"},
       {"rope_offset", "--offset 20"},     {"streaming_llm", "--tokens 1"},
       {"h2o", "--policy h2o:recent=0"},   {"snapkv", "--policy snapkv:capacity=8,kernel=2"},
-      {"far_rms", "--policy none"},       {"own_policy", "--trials 0"}};
+      {"far_rms", "--policy none"},       {"own_policy", "--trials 0"},
+      {"quantized_kv", "--prompt 1"},     {"h2o_quantized", "--score 1"}};
   for (const example& e : wrong) {
     INFO(e.program);
     const std::string option = std::string(e.arguments).substr(0, std::string(e.arguments).find(' '));
