@@ -324,14 +324,14 @@ def machine():
     return f"{name}, {os.cpu_count()} cores"
 
 
-def write_page(path, tables):
+def write_page(path, tables, begin=BEGIN, end=END):
     with open(path, encoding="utf-8") as f:
         text = f.read()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
+    if text.count(begin) != 1 or text.count(end) != 1:
         sys.exit(f"error: {path} has no place for the tables")
-    before, rest = text.split(BEGIN)
+    before, rest = text.split(begin)
     with open(path, "w", encoding="utf-8") as f:
-        f.write(f"{before}{BEGIN}\n{tables}\n{END}{rest.split(END)[1]}")
+        f.write(f"{before}{begin}\n{tables}\n{end}{rest.split(end)[1]}")
 
 
 def measure(a, lab):
@@ -374,8 +374,9 @@ def measure(a, lab):
     return "\n".join(out).rstrip(), misses
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__)
+def main(description, measured, begin, end):
+    """Parses the options, lets `measured(options, lab)` make (tables, what was not reached), writes the tables."""
+    p = argparse.ArgumentParser(description=description)
     p.add_argument("--lab", required=True, help="kvcache_lab")
     p.add_argument("--model", required=True)
     p.add_argument("--out", required=True, help="folder for results; a stopped run goes on there")
@@ -387,19 +388,20 @@ def main():
     os.makedirs(a.out, exist_ok=True)
     if a.quick:
         with tempfile.TemporaryDirectory(dir=a.out) as fresh:  # finds nothing again
-            tables, misses = measure(a, Lab(a.lab, a.model, fresh, a.threads))
+            tables, misses = measured(a, Lab(a.lab, a.model, fresh, a.threads))
     else:
-        tables, misses = measure(a, Lab(a.lab, a.model, a.out, a.threads))
+        tables, misses = measured(a, Lab(a.lab, a.model, a.out, a.threads))
     path = os.path.join(a.out, "tables.md")
     with open(path, "w", encoding="utf-8") as f:
         f.write(tables + "\n")
     print(f"wrote {path}")
     if a.document:
-        write_page(a.document, tables)
+        write_page(a.document, tables, begin, end)
         print(f"wrote {a.document}")
     for miss in misses:
         print(f"  not reached: {miss}")
     sys.exit(1 if misses else 0)
 
 
-main()
+if __name__ == "__main__":
+    main(__doc__, measure, BEGIN, END)

@@ -2,23 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Measures what every retention policy costs at 50, 25, 12.5 and 6.25 % of the bytes, in four tasks at four lengths, and
 # compares with an independent implementation. About half an hour on two cores. A run that was stopped goes on.
+# With --formats: what every packed format costs, about a quarter of an hour.
 #
-#   scripts/fidelity.sh [--quick] [--document] [--lengths N,...] [--out FOLDER] [--bin FOLDER] [--threads N]
+#   scripts/fidelity.sh [--formats] [--quick] [--document] [--lengths N,...] [--out FOLDER] [--bin FOLDER] [--threads N]
 #
+#   --formats        packed formats instead of policies: the second part of the page
 #   --quick          one trial of everything at one length: shows that all of it works
 #   --document       also replaces the tables in docs/fidelity.md
 #   --lengths N,...  default 512,1024,2048,4096
-#   --out FOLDER     results; default build/fidelity
+#   --out FOLDER     results; default build/fidelity, build/fidelity_formats
 #   --bin FOLDER     where kvcache_lab is; nothing is built then
 here=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 from_here() { case $1 in /*) echo "$1" ;; *) echo "$here/$1" ;; esac; }
-usage() { sed -n '6,12s/^# \{0,3\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '7,14s/^# \{0,3\}//p' "${BASH_SOURCE[0]}"; }
 wrong() { echo "error: $1" >&2; usage >&2; exit 2; }
-bin='' out='' options=() quick=0 document=0 lengths=''
+bin='' out='' options=() what=fidelity quick=0 document=0 lengths=''
 while [ $# -gt 0 ]; do
   case $1 in
+    --formats) what=fidelity_formats ;;
     --quick) quick=1 options+=(--quick) ;;
     --document) document=1 options+=(--document docs/fidelity.md) ;;
     --lengths | --out | --bin | --threads)
@@ -47,5 +50,5 @@ if [ -z "$bin" ]; then
 fi
 [ -x "$bin/kvcache_lab" ] || die "--bin: there is no $bin/kvcache_lab"
 if [ -z "${KVCACHE_MODEL:-}" ]; then fetch_model; fi
-exec python3 scripts/fidelity.py --lab "$bin/kvcache_lab" --model "${KVCACHE_MODEL:-$model}" --out "${out:-build/fidelity}" \
+exec python3 "scripts/$what.py" --lab "$bin/kvcache_lab" --model "${KVCACHE_MODEL:-$model}" --out "${out:-build/$what}" \
   "${options[@]}"
