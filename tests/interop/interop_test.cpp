@@ -268,6 +268,6 @@ TEST_CASE("every byte-wide type has its DLPack code") {
   };
   CHECK((is(KVC_F32, 2, 32) && is(KVC_F16, 2, 16) && is(KVC_BF16, 4, 16) && is(KVC_U8, 1, 8)));
   CHECK((is(KVC_E4M3, 10, 8) && is(KVC_E5M2, 12, 8)));
-  CHECK((!dlpack_type_of(KVC_U4) && !dlpack_type_of(KVC_U2) && !dlpack_type_of(KVC_U3) &&
-         !dlpack_type_of(-1)));
+  CHECK(
+      (!dlpack_type_of(KVC_U4) && !dlpack_type_of(KVC_U2) && !dlpack_type_of(KVC_U3) && !dlpack_type_of(-1)));
 }
