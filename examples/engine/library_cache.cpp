@@ -106,7 +106,7 @@ status library_cache<Traits>::create(const cache_config& config, typename manage
                                std::move(eviction));
   if (!built) return to_error(built.error());
   manager_ = std::move(*built);
-  auto planes = planes_for(config, manager_.shape());
+  auto planes = planes_for(config, manager_.shape(), rope_.view());
   if (!planes) return planes.error();
   planes_ = std::move(*planes);
   auto rope = kvcache::rope::create({.style = kvcache::rope_style::interleaved,
@@ -285,7 +285,8 @@ void library_cache<Traits>::store(const kvc_kv& kv, const float* k, const float*
   const auto rows = [&](const float* data) {
     return kvcache::dense_rows(data, kvcache::element::f32, config_.shape.kv_heads, config_.shape.head_dim);
   };
-  const kvcache::append_options with{.rope = &rope_.view(), .positions = positions_, .executor = &executor_};
+  const kvc_rope* before = kv.k_rope == nullptr ? &rope_.view() : nullptr;
+  const kvcache::append_options with{.rope = before, .positions = positions_, .executor = &executor_};
   if (!packed_) return require(kvcache::append(kv, rows(k), rows(v), slots_, with));
   require(kvcache::append(kv, rows(k), rows(v), {}, extra_.where(with)));
   require(kvcache::run({&kv, 1}, manager_.seals(), {.executor = &executor_}));

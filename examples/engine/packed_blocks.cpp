@@ -50,13 +50,15 @@ result<kvcache::packed_group_set> groups_for(const cache_config& config, std::in
   return out;
 }
 
-result<kvcache::host_planes> planes_for(const cache_config& config, const kvcache::geometry& made) {
+result<kvcache::host_planes> planes_for(const cache_config& config, const kvcache::geometry& made,
+                                        const kvc_rope& rope) {
   kvcache::host_planes_config c;
   c.shape = group_of(config);
   c.block_size = config.block_size;
   c.blocks = made.group[0].total;
   if (is_packed(config)) {
     c.formats = config.formats;
+    c.k_rope = &rope;
     c.open_blocks = made.group[0].open;
     c.exempt_blocks = made.groups > 1 ? made.group[1].total : 0;
   }
@@ -170,7 +172,12 @@ void read_token(const kvc_kv& kv, const kvcache::kv_format& format, kv_type type
   } else {
     read_codes(plane, side, keys, kv.block, at, head, out);
   }
-  if (side.hadamard) kvcache::hadamard(out.data(), static_cast<std::int32_t>(out.size()));
+  const auto dim = static_cast<std::int32_t>(out.size());
+  if (side.hadamard) kvcache::hadamard(out.data(), dim);
+  if (!keys || kv.k_rope == nullptr) return;
+  // Such texts lose no tokens: their slots are their positions.
+  const kvc_rows row = kvcache::dense_rows(out.data(), kvcache::element::f32, 1, dim);
+  require(kvcache::to_status(kvc_cpu_rope(kv.k_rope, &row, 1, &at.slot, out.data(), nullptr, nullptr), {}));
 }
 
 }  // namespace engine

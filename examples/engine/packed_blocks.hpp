@@ -36,7 +36,9 @@ kvcache::kv_format format_of(const cache_config& config, int layer);
 result<kvcache::packed_group_set> groups_for(const cache_config& config, std::int32_t blocks);
 
 /// Memory for all blocks of a cache that was made of these groups.
-result<kvcache::host_planes> planes_for(const cache_config& config, const kvcache::geometry& made);
+/// `rope`: for formats that keep K before its rotation; outlives the planes.
+result<kvcache::host_planes> planes_for(const cache_config& config, const kvcache::geometry& made,
+                                        const kvc_rope& rope);
 
 /// Adds up what tables hold, each block once.
 class table_census {

@@ -29,7 +29,7 @@ status session_cache::parts::create(const cache_config& c) {
                                        .max_step_tokens = c.step_tokens});
   if (!built) return to_error(built.error());
   whole = std::move(*built);
-  auto planes = planes_for(c, whole.shape());
+  auto planes = planes_for(c, whole.shape(), rope.view());
   if (!planes) return planes.error();
   whole_planes = std::move(*planes);
   auto made = kvcache::rope::create({.style = kvcache::rope_style::interleaved,

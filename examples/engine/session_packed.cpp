@@ -54,6 +54,9 @@ status check_together(const kvcache::retention& asked, drop_mode mode, const cac
     return cannot_run("unsupported", "mode",
                       std::string(name_of(mode)) + "; packing is deferred to compress()");
   if (policy.policy.get<kvcache::keep_all>() != nullptr) return {};
+  if (std::any_of(config.formats.begin(), config.formats.end(),
+                  [](const kvcache::kv_format& f) { return f.k_before_rope; }))
+    return refuse("keys are turned by their slots when they are read; allowed: full, or rope=after");
   if (policy.budget.scope != kvcache::budget_scope::uniform)
     return refuse("a length for each head, but packed blocks hold all heads; allowed: budget=uniform");
   const keep_plan late = policy.policy.plan(

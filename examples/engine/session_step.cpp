@@ -121,7 +121,8 @@ void session_cache::parts::attend_heads(std::span<const reading> tables, const f
   const auto dense = [&](const float* data, int n) {
     return kvcache::dense_rows(data, kvcache::element::f32, n, config.shape.head_dim);
   };
-  const kvcache::append_options as{.rope = &rope.view(), .positions = text_positions, .executor = &executor};
+  const kvc_rope* before = kv.k_rope == nullptr ? &rope.view() : nullptr;
+  const kvcache::append_options as{.rope = before, .positions = text_positions, .executor = &executor};
   if (packed()) {
     require(kvcache::append(kv, dense(k, kv_heads), dense(v, kv_heads), {}, extra_.where(as)));
     require(kvcache::run({&kv, 1}, whole.seals(), {.executor = &executor}));

@@ -62,6 +62,8 @@ const std::vector<std::vector<std::string>>& schemes() {
       {"k=f16,v=int4,exempt=2"},
       {"kv8:residual=7", "k5v4:residual=7,exempt=1"},
       {"f16:residual=0", "int4"},
+      {"kv3:rope=before,residual=3"},
+      {"kv4:dot=integer"},
   };
   return all;
 }
@@ -331,5 +333,65 @@ TEST_CASE("a deferred format reads the prompt exactly, packs it once, and keeps 
     CHECK(!std::equal(got.begin() + 150, got.end(), exact.begin() + 150));
     if (first.empty()) first = got;
     CHECK(got == first);
+  }
+}
+
+TEST_CASE("a policy and a format in one text are read together, and written as they are read") {
+  for (const char* text :
+       {"full", "kv4", "kv4:residual=32", "h2o:heavy=64,recent=64+kv8", "window:256+int4:group=32",
+        "k=int8,v=int4,group=32/64", "streaming_llm:sinks=4,window=252,positions=text+kv3:exempt=none"}) {
+    INFO(text);
+    const auto read = parse_cache_policy(text);
+    REQUIRE(read);
+    const std::string all = policy_text(*read);
+    const auto again = parse_cache_policy(all);
+    REQUIRE(again);
+    CHECK(policy_text(*again) == all);
+    CHECK(again->format == read->format);
+  }
+  for (const char* text :
+       {"", "+", "kv4+", "+kv4", "kv9", "kv4+kv8", "h2o+", "full+kv4+kv4", "int4:exempt=9", "kv4:residual=-1",
+        "kv4:residual=x", "kv4:group=7", "int4:k=row", "h2o:heavy=64,recent=64+kv4:exempt=3",
+
+        "kv4:residual", "kv4:residual=1,residual=2", "KV4", "int7", "kv4 "}) {
+    INFO("'" << text << "'");
+    const auto read = parse_cache_policy(text);
+    REQUIRE(!read);
+    CHECK(!read.error().code.empty());
+    CHECK(!read.error().value.empty());
+  }
+}
+
+TEST_CASE("policies and formats that cannot work together are refused where a text begins") {
+  struct pair {
+    const char* text;
+    drop_mode mode;
+    bool deferred, works;
+  };
+  for (const pair& p :
+       {pair{"full+kv4", drop_mode::stream, false, true},
+        pair{"h2o:heavy=32,recent=32+kv4", drop_mode::stream, false, false},
+        pair{"h2o:heavy=32,recent=32+kv4", drop_mode::oneshot, true, true},
+        pair{"streaming_llm:sinks=4,window=60,positions=text+kv4", drop_mode::stream, false, true},
+        pair{"streaming_llm:sinks=4,window=60+kv4", drop_mode::stream, false, false},
+        pair{"snapkv:capacity=64,window=16,budget=head+kv4", drop_mode::oneshot, true, false},
+        pair{"streaming_llm:sinks=4,window=60,positions=text+kv4:rope=before", drop_mode::stream, false,
+             false},
+        pair{"full+kv4:rope=before", drop_mode::stream, false, true},
+        pair{"full+kv4", drop_mode::stream, true, false}}) {
+    INFO(p.text << ", " << name_of(p.mode) << (p.deferred ? ", deferred" : ""));
+    const auto read = parse_cache_policy(p.text);
+    REQUIRE(read);
+    cache_config config = config_of({{}, 32});
+    config.formats = {read->format};
+    config.deferred = p.deferred;
+    auto cache = session_cache::create(config);
+    REQUIRE(cache);
+    const auto made = session::create(*machine().model, **cache, read->keep, {.mode = p.mode});
+    CHECK(bool(made) == p.works);
+    if (!made) {
+      CHECK(made.error().code == "unsupported");
+      CHECK(made.error().value.size() > 10);  // the reason
+    }
   }
 }
