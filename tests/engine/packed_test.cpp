@@ -138,7 +138,7 @@ kvcache::retention keep_all() {
 
 }  // namespace
 
-TEST_CASE("packed blocks give the same bits in every chunking, batch and thread count") {
+TEST_CASE("packed blocks give the same bits in every chunking, batch and thread count", "[threads]") {
   for (const auto& formats : schemes()) {
     for (const int block : {32, 64}) {
       const setting whole{formats, block};
