@@ -12,9 +12,18 @@ error::error(failure kind_of, std::string code_of, std::string field_of, std::st
       file(std::move(file_of)),
       line(line_of) {
   constexpr std::size_t longest = 120;
-  if (value.size() > longest) value = value.substr(0, longest) + "...";
-  if (!file.empty()) text_ = file + (line >= 0 ? ":" + std::to_string(line) : "") + ": ";
-  text_ += field + (value.empty() ? "" : " is " + value) + ": " + code;
+  if (value.size() > longest) {
+    value.resize(longest);
+    value.append("...");
+  }
+  if (!file.empty()) {
+    text_.append(file);
+    if (line >= 0) text_.append(":").append(std::to_string(line));
+    text_.append(": ");
+  }
+  text_.append(field);
+  if (!value.empty()) text_.append(" is ").append(value);
+  text_.append(": ").append(code);
 }
 
 }  // namespace kvcache::cli
