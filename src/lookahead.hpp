@@ -42,12 +42,14 @@ class lookahead {
   }
 
  private:
-  /// A plane's part of a run and head: `rows` stretches of `bytes`, `stride` bytes apart.
+  /// A plane's part of a run and head: `rows` stretches of `bytes`, `stride` bytes apart, the first of them
+  /// `skip` bytes behind where the run begins.
   struct part {
-    int64_t rows = 0, bytes = 0, stride = 0, head_stride = 0;
+    int64_t rows = 0, bytes = 0, stride = 0, head_stride = 0, skip = 0;
   };
 
   static part part_of(const kvc_plane& p, int32_t dim, int32_t keys) noexcept;
+  static part part_of_codes(const kvc_plane& p, const tile& t, int32_t block) noexcept;
   void merge() noexcept;
   bool next_stretch() noexcept;
 
@@ -70,6 +72,13 @@ inline lookahead::part lookahead::part_of(const kvc_plane& p, int32_t dim, int32
   return out;
 }
 
+/// Codes and scales of a cell lie together. Of a block of more keys than a tile each tile asks for its share;
+/// a row of K codes crosses all of them.
+inline lookahead::part lookahead::part_of_codes(const kvc_plane& p, const tile& t, int32_t block) noexcept {
+  const int64_t skip = p.token_stride != 0 ? 0 : (t.first & (block - 1)) * p.head_stride / block;
+  return {1, p.head_stride * t.run_keys / block, 0, p.head_stride, skip};
+}
+
 /// Joins stretches that touch: a head behind the one before, V behind K.
 inline void lookahead::merge() noexcept {
   const auto touch = [](const part& p) { return p.rows == 1 && p.bytes == p.head_stride; };
@@ -87,18 +96,14 @@ inline void lookahead::merge() noexcept {
 inline void lookahead::aim(const attend_item& item, const tile& t) noexcept {
   const kvc_kv& kv = *item.kv;
   tile_ = &t;
-  parts_[0] = part_of(kv.k, kv.dim_k, t.run_keys);
-  parts_[1] = part_of(v_plane(kv), kv.dim_v, t.run_keys);
+  const auto part = [&](const kvc_plane& p, int32_t dim) {
+    return is_code(p.type) ? part_of_codes(p, t, kv.block) : part_of(p, dim, t.run_keys);
+  };
+  parts_[0] = part(kv.k, kv.dim_k);
+  parts_[1] = part(v_plane(kv), kv.dim_v);
   planes_ = kv.v.data != nullptr ? 2 : 1;
   heads_ = item.heads;
-  if (is_code(kv.k.type) || is_code(v_plane(kv).type)) {
-    // Codes and scales of all heads are one run of bytes; the part of other heads is asked for in vain.
-    const int64_t cells = kv.kv_heads * (kv.k.head_stride + v_plane(kv).head_stride);
-    parts_[0] = {1, std::min(kv.k.block_stride, cells), 0, 0};
-    planes_ = heads_ = 1;
-  } else {
-    merge();
-  }
+  merge();
   run_ = head_ = plane_ = 0;
   row_ = left_ = 0;
   idle_ = *std::find_if(t.k, t.k + t.runs - 1, [](const std::byte* k) { return k != nullptr; });
@@ -113,7 +118,7 @@ inline bool lookahead::next_stretch() noexcept {
         const part& p = parts_[plane_];
         if (row_ == p.rows) continue;
         const std::byte* const* runs = plane_ == 0 ? tile_->k : tile_->v;
-        at_ = idle_ = runs[run_] + head_ * p.head_stride + row_ * p.stride;
+        at_ = idle_ = runs[run_] + p.skip + head_ * p.head_stride + row_ * p.stride;
         left_ = (p.bytes + line - 1) / line;
         ++row_;
         return true;
