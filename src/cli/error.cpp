@@ -26,4 +26,10 @@ error::error(failure kind_of, std::string code_of, std::string field_of, std::st
   text_.append(": ").append(code);
 }
 
+error error::wanting(std::string what_is_right) && {
+  wanted = std::move(what_is_right);
+  text_.append(" (wanted: ").append(wanted).append(")");
+  return std::move(*this);
+}
+
 }  // namespace kvcache::cli
