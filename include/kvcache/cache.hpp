@@ -40,12 +40,6 @@ struct dynamic : serving {
   using eviction_type = any_eviction;  ///< whichever policy is given to create
 };
 
-/// Options of one sequence.
-struct open_options {
-  int32_t account = 0;    ///< which is charged
-  int32_t recompute = 1;  ///< last tokens of the prompt that must not come from the cache; at least 1
-};
-
 template <class Traits>
 class basic_cache;
 
@@ -217,7 +211,7 @@ class basic_cache {
   /// Fails: bad_argument, too_long, out_of_sequences, out_of_scopes.
   /// Cost: O(tokens compared + blocks of the hit).
   result<sequence> open(std::span<const token_id> prompt, const scope& who, open_options o = {}) noexcept {
-    const result<int32_t> i = detail::open(*core_, prompt, who, o.account, o.recompute);
+    const result<int32_t> i = detail::open(*core_, prompt, who, o);
     if (!i) return i.error();
     return sequence(core_.get(), *i);
   }
@@ -241,6 +235,11 @@ class basic_cache {
   /// Evicts up to `n` units that no sequence holds, in the order of the policy; frees their blocks ahead of
   /// demand. Returns how many went: fewer when the rest is held. Cost: O(1) each for lru, O(log) otherwise.
   int32_t evict(int32_t n) noexcept { return detail::evict(*core_, n); }
+  /// Says what time it is, in ns of any clock that does not run backwards (an earlier time is ignored); for
+  /// policies that heed it. Units whose time to live is over (`ttl`) leave at once, so that open never finds
+  /// them, and levels whose duration is over end (`priority_levels`). Returns how many units left. The cache
+  /// never asks a clock by itself: the time is 0 until it is set. Cost: O(accounts + units that leave).
+  int32_t set_time(uint64_t ns) noexcept { return detail::set_time(*core_, ns); }
 
   /// Commands queued since the last end_step, to be run over all layers before the step's appends.
   const command_list& commands() const noexcept { return core_->commands; }

@@ -9,8 +9,12 @@
 #include <vector>
 
 #include "kvcache/evict/any_eviction.hpp"
+#include "kvcache/evict/fifo.hpp"
 #include "kvcache/evict/lfu.hpp"
 #include "kvcache/evict/lru.hpp"
+#include "kvcache/evict/priority.hpp"
+#include "kvcache/evict/slru.hpp"
+#include "kvcache/evict/ttl.hpp"
 #include "support/environment.hpp"
 
 using namespace kvcache;
@@ -32,6 +36,20 @@ struct by_entry {
 struct by_uses {
   static constexpr bool monotone = false;
   static rank of(const candidate& c) { return {c.meta.uses, c.meta.last, raw(c.node)}; }
+};
+struct by_birth {
+  static constexpr bool monotone = false;
+  static rank of(const candidate& c) { return {c.meta.born, 0, raw(c.node)}; }
+};
+struct by_segment {
+  static constexpr bool monotone = false;
+  static rank of(const candidate& c) { return {c.meta.uses < 2 ? 0 : 1, c.meta.last, raw(c.node)}; }
+};
+struct by_level {
+  static constexpr bool monotone = false;
+  static rank of(const candidate& c) {
+    return {static_cast<uint64_t>(c.meta.priority + 1000), c.meta.last, raw(c.node)};
+  }
 };
 /// Deepest first: shows that a policy is one function.
 struct depth_key {
@@ -58,8 +76,11 @@ struct model {
   using order = Rank;
 };
 using models =
-    std::tuple<model<plain<lru>, by_entry>, model<plain<lfu>, by_uses>, model<erased<lru>, by_entry>,
-               model<erased<lfu>, by_uses>, model<plain<ranked<depth_key>>, by_depth>>;
+    std::tuple<model<plain<lru>, by_entry>, model<plain<lfu>, by_uses>, model<plain<fifo>, by_birth>,
+               model<plain<slru>, by_segment>, model<plain<ttl>, by_entry>,
+               model<plain<priority_levels>, by_level>, model<plain<ranked<priority_key>>, by_level>,
+               model<erased<lru>, by_entry>, model<erased<lfu>, by_uses>,
+               model<erased<priority_levels>, by_level>, model<plain<ranked<depth_key>>, by_depth>>;
 
 struct oracle {
   std::vector<candidate> all;
@@ -110,8 +131,10 @@ TEMPLATE_LIST_TEST_CASE("a policy names the victim that a search over all candid
       }
     } else {
       // Few different values, so that ties are common.
-      const candidate c{r, any(lanes), meta_of(random() % 3, static_cast<uint32_t>(random() % 3), any(3)),
-                        ++o.clock};
+      candidate c{r, any(lanes), meta_of(random() % 3, static_cast<uint32_t>(random() % 3), any(3)),
+                  ++o.clock};
+      c.meta.born = random() % 3;
+      c.meta.priority = any(3) - 1;
       o.all.push_back(c);
       e.enter(r, c.lane, c.meta);
     }

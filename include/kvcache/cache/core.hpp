@@ -93,6 +93,12 @@ int32_t evict(core<Traits>& c, int32_t n) noexcept {
   return done;
 }
 
+/// Says what time it is; returns how many nodes expired.
+template <class Traits>
+int32_t set_time(core<Traits>& c, uint64_t ns) noexcept {
+  return c.tree.set_time(c.pool, c.scopes, ns, c.clock);
+}
+
 template <class Traits>
 status core<Traits>::create(const geometry& g, std::span<const int32_t> limits, eviction evict) noexcept {
   geo = g;

@@ -21,10 +21,12 @@ int32_t peek(const core<Traits>& c, std::span<const token_id> prompt, const scop
 }
 
 template <class Traits>
-result<int32_t> open(core<Traits>& c, std::span<const token_id> prompt, const scope& who, int32_t account,
-                     int32_t recompute) noexcept {
+result<int32_t> open(core<Traits>& c, std::span<const token_id> prompt, const scope& who,
+                     const open_options& o) noexcept {
+  const auto [account, recompute, priority, priority_ms] = o;
   if (account < 0 || account >= c.pool.accounts()) return {errc::bad_argument, "account", account};
   if (recompute < 1) return {errc::bad_argument, "recompute", recompute};
+  if (priority < INT16_MIN || priority > INT16_MAX) return {errc::bad_argument, "priority", priority};
   if (prompt.size() > static_cast<size_t>(c.geo.max_sequence_tokens)) {
     return {errc::too_long, "prompt", static_cast<int64_t>(prompt.size())};
   }
@@ -38,11 +40,13 @@ result<int32_t> open(core<Traits>& c, std::span<const token_id> prompt, const sc
   sequence_state& q = c.seqs.state(i);
   q.scopes = *ids;
   q.account = account;
+  q.level = {priority, priority_ms};
   ++c.clock;
   const size_t usable = prompt.size() - std::min(prompt.size(), static_cast<size_t>(recompute));
   const std::span<node_id> path = c.seqs.path_row(i);
   q.path = c.tree.match(q.scopes, prompt.first(usable), path);
   q.held = q.accepted = q.committed = q.reused = q.path * c.geo.unit;
+  c.tree.raise(c.seqs.path(i), q.level);
   c.tree.pin_path(c.seqs.path(i), c.clock);
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     q.columns[g] = c.tree.list_blocks(c.seqs.path(i), g, c.seqs.row(i, g));

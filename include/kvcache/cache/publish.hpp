@@ -40,7 +40,7 @@ result<int32_t> commit(core<Traits>& c, int32_t i, std::span<const token_id> tex
     const node_id parent = q.path == 0 ? no_node : c.seqs.path(i).back();
     const inserted in = c.tree.store(c.pool, c.scopes, q.scopes.at(q.path), parent,
                                      text.subspan(static_cast<size_t>(q.committed), unit),
-                                     c.unit_blocks.view(), q.account, c.clock);
+                                     c.unit_blocks.view(), q.account, q.level, c.clock);
     if (in.node == no_node) break;  // the index is full of pinned nodes: caching is best effort
     if (!in.fresh) adopt(c, i, q.path, in.node);
     c.seqs.path_row(i)[static_cast<size_t>(q.path++)] = in.node;

@@ -13,6 +13,7 @@
 #include <span>
 
 #include "kvcache/cache/config.hpp"
+#include "kvcache/cache/level.hpp"
 #include "kvcache/core/fixed_array.hpp"
 #include "kvcache/prefix/scope.hpp"
 
@@ -36,6 +37,7 @@ struct sequence_state {
   int32_t packed[max_groups];   // of these, those that had no open form any more when the step began
   int32_t horizon;              // tokens that a cold run would have computed alike; only they are indexed
   scope_ids scopes;
+  retention_level level;  // of what it finds and indexes
 };
 
 /// Storage of all sequences. Cost: acquire and release O(1). Memory: 4 bytes per table entry and path node,

@@ -38,6 +38,20 @@ class any_eviction {
   void enter_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->enter_path(path, lane); }
   /// Candidates along a path go.
   void leave_path(std::span<const node_id> path, int32_t lane) noexcept { policy_->leave_path(path, lane); }
+  /// Whether the policy is a `timed_eviction_policy`; else the next two do nothing.
+  bool timed() const noexcept { return policy_ != nullptr && policy_->timed(); }
+  /// Says what time it is.
+  void advance(uint64_t now) noexcept { policy_->advance(now); }
+  /// A candidate whose time is over, or `no_node`.
+  node_id expired(int32_t lane) const noexcept { return policy_->expired(lane); }
+  /// Whether the policy is a `learning_eviction_policy`; else the next two do nothing.
+  bool learns() const noexcept { return policy_ != nullptr && policy_->learns(); }
+  /// A node was added.
+  void stored(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->stored(r, lane, m); }
+  /// The victim of `lane` is about to be taken.
+  void settle(int32_t lane) noexcept { policy_->settle(lane); }
+  /// The candidate goes for good; it leaves.
+  void evicted(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->evicted(r, lane, m); }
   /// Which node of `lane` goes first; `no_node` without a candidate.
   node_id victim(int32_t lane) const noexcept { return policy_ ? policy_->victim(lane) : no_node; }
 
@@ -51,6 +65,13 @@ class any_eviction {
     virtual bool takes_paths() const noexcept = 0;
     virtual void enter_path(std::span<const node_id>, int32_t) noexcept = 0;
     virtual void leave_path(std::span<const node_id>, int32_t) noexcept = 0;
+    virtual bool timed() const noexcept = 0;
+    virtual void advance(uint64_t) noexcept = 0;
+    virtual node_id expired(int32_t) const noexcept = 0;
+    virtual bool learns() const noexcept = 0;
+    virtual void stored(node_id, int32_t, const node_meta&) noexcept = 0;
+    virtual void settle(int32_t) noexcept = 0;
+    virtual void evicted(node_id, int32_t, const node_meta&) noexcept = 0;
     virtual node_id victim(int32_t) const noexcept = 0;
   };
   template <class E>
@@ -67,12 +88,25 @@ class any_eviction {
     void leave_path(std::span<const node_id> path, int32_t lane) noexcept override {
       if constexpr (path_eviction_policy<E>) policy.leave_path(path, lane);
     }
+    bool timed() const noexcept override { return detail::timed(policy); }
+    void advance(uint64_t now) noexcept override { detail::tell_time(policy, now); }
+    node_id expired(int32_t lane) const noexcept override { return detail::expired_of(policy, lane); }
+    bool learns() const noexcept override { return detail::learns(policy); }
+    void stored(node_id r, int32_t lane, const node_meta& m) noexcept override {
+      detail::tell_stored(policy, r, lane, m);
+    }
+    void settle(int32_t lane) noexcept override { detail::tell_settle(policy, lane); }
+    void evicted(node_id r, int32_t lane, const node_meta& m) noexcept override {
+      detail::tell_evicted(policy, r, lane, m);
+    }
     node_id victim(int32_t lane) const noexcept override { return policy.victim(lane); }
     E policy;
   };
   std::unique_ptr<base> policy_;
 };
 
-static_assert(eviction_policy<any_eviction>);
+static_assert(path_eviction_policy<any_eviction>);
+static_assert(timed_eviction_policy<any_eviction>);
+static_assert(learning_eviction_policy<any_eviction>);
 
 }  // namespace kvcache

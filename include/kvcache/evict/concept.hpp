@@ -9,6 +9,9 @@
 //  enters a
 //    released path deepest node first. All unpinned nodes are then candidates and a list does: O(1).
 //  - all others rank leaves only; a parent enters when its last child has gone.
+//
+// What a number per node cannot express a policy may ask for: what time it is (`timed_eviction_policy`), and
+// what comes and goes for good (`learning_eviction_policy`).
 #include <concepts>
 #include <cstdint>
 #include <span>
@@ -18,13 +21,17 @@
 
 namespace kvcache {
 
-/// What a policy may know of a node. Time is a logical clock that ticks once per successful open and close.
+/// What a policy may know of a node. Two clocks: a logical one that ticks once per successful open and close,
+/// and the time that the owner of the cache sets.
 struct node_meta {
-  uint64_t last = 0;     ///< clock of the last access (opened on, or released)
-  uint64_t born = 0;     ///< clock of the insertion
-  uint32_t uses = 0;     ///< sequences that have held it
-  int32_t depth = 0;     ///< units above it; the cost of recomputing grows with it
-  int32_t priority = 0;  ///< larger stays longer, where the policy heeds it
+  uint64_t last = 0;         ///< logical clock of the last access (opened on, or released)
+  uint64_t born = 0;         ///< logical clock of the insertion
+  uint32_t uses = 0;         ///< sequences that have held it
+  int32_t depth = 0;         ///< units above it; the cost of recomputing grows with it
+  int32_t priority = 0;      ///< larger stays longer, where the policy heeds it; from −32,768 to 32,767
+  uint32_t priority_ms = 0;  ///< how long after the last access that holds, then it is 0; 0 = for ever
+  uint64_t time = 0;         ///< ns, of the last access; 0 unless the policy is timed
+  uint64_t print = 0;        ///< fingerprint of the text up to its end; 0 unless the policy learns
 };
 
 /// What the cache needs of an eviction policy. Requires: a node is entered at most once before it leaves.
@@ -47,17 +54,82 @@ concept path_eviction_policy = eviction_policy<E> &&
       { e.enter_path(path, lane) } noexcept;
       { e.leave_path(path, lane) } noexcept;
     };
+/// What a policy may add to whom time matters. `advance` says what time it is, in ns, never less than before.
+/// `expired` names a candidate of a lane that must go although nothing is short, `no_node` if none.
+template <class E>
+concept timed_eviction_policy = eviction_policy<E> &&
+    requires(E& e, const E& c, uint64_t now, int32_t lane) {
+      { e.advance(now) } noexcept;
+      { c.expired(lane) } noexcept -> std::same_as<node_id>;
+    };
+/// What a policy may add that learns from what comes and goes. `stored`: a node was added, pinned. `settle`:
+/// the victim of the lane is about to be taken, so the policy may move its candidates. `evicted`: in place of
+/// `leave`, the candidate goes for good, and its id will be given to something else. By `node_meta::print` the
+/// policy may know a text again that it saw go.
+template <class E>
+concept learning_eviction_policy = eviction_policy<E> &&
+    requires(E& e, node_id r, int32_t lane, const node_meta& m) {
+      { e.stored(r, lane, m) } noexcept;
+      { e.settle(lane) } noexcept;
+      { e.evicted(r, lane, m) } noexcept;
+    };
 // clang-format on
 
 namespace detail {
 
-// A policy behind a type of its own (`any_eviction`) knows at run time.
+// A policy behind a type of its own (`any_eviction`) knows at run time what it can do.
 template <eviction_policy E>
 bool takes_paths(const E& e) noexcept {
   if constexpr (requires { e.takes_paths(); }) {
     return e.takes_paths();
   } else {
     return path_eviction_policy<E>;
+  }
+}
+template <eviction_policy E>
+bool timed(const E& e) noexcept {
+  if constexpr (requires { e.timed(); }) {
+    return e.timed();
+  } else {
+    return timed_eviction_policy<E>;
+  }
+}
+template <eviction_policy E>
+bool learns(const E& e) noexcept {
+  if constexpr (requires { e.learns(); }) {
+    return e.learns();
+  } else {
+    return learning_eviction_policy<E>;
+  }
+}
+
+// What a policy did not add does nothing.
+template <eviction_policy E>
+void tell_time(E& e, uint64_t now) noexcept {
+  if constexpr (timed_eviction_policy<E>) e.advance(now);
+}
+template <eviction_policy E>
+node_id expired_of(const E& e, int32_t lane) noexcept {
+  if constexpr (timed_eviction_policy<E>) {
+    return e.expired(lane);
+  } else {
+    return no_node;
+  }
+}
+template <eviction_policy E>
+void tell_stored(E& e, node_id r, int32_t lane, const node_meta& m) noexcept {
+  if constexpr (learning_eviction_policy<E>) e.stored(r, lane, m);
+}
+template <eviction_policy E>
+void tell_settle(E& e, int32_t lane) noexcept {
+  if constexpr (learning_eviction_policy<E>) e.settle(lane);
+}
+template <eviction_policy E>
+void tell_evicted(E& e, node_id r, int32_t lane, const node_meta& m) noexcept {
+  if constexpr (learning_eviction_policy<E>) {
+    e.evicted(r, lane, m);
+  } else {
+    e.leave(r, lane);
   }
 }
 

@@ -122,6 +122,8 @@ class scope_table {
   }
   /// Keys in use.
   int32_t size() const noexcept { return used_; }
+  /// Hash of the key of an id: the same for the same key, whatever its id; others may share it.
+  uint32_t fingerprint(int32_t id) const noexcept { return hash_[static_cast<size_t>(id)]; }
   /// Sequences and nodes that refer to an id.
   int32_t references(int32_t id) const noexcept { return entry_[static_cast<size_t>(id)].refs; }
 
