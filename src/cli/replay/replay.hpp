@@ -73,7 +73,14 @@ struct replay_result {
   double mean_resident_blocks = 0;     ///< average over the time from the first request to the last
 };
 
-/// The length of a node's path that is next used by the same request.
+/// Hits, in blocks and in tokens, and of how many requests.
+struct hit_count {
+  std::int64_t blocks = 0;
+  std::int64_t tokens = 0;
+  std::int64_t requests = 0;
+};
+
+/// A stretch of a request's path that is next used by the same request.
 struct next_use {
   std::int32_t length = 0;   ///< nodes
   std::int32_t request = 0;  ///< INT32_MAX: never again
@@ -88,9 +95,10 @@ class traffic {
 
   const trace& source() const { return *source_; }
   std::int64_t blocks() const { return static_cast<std::int64_t>(source_->units.size()); }
-  std::int64_t tokens() const { return tokens_; }    ///< sum of the input lengths
-  std::int32_t nodes() const { return nodes_; }      ///< different (parent node, id): unique blocks
-  std::int32_t longest() const { return longest_; }  ///< blocks of the longest request
+  std::int64_t tokens() const { return tokens_; }        ///< sum of the input lengths
+  std::int32_t nodes() const { return nodes_; }          ///< different (parent node, id): unique blocks
+  std::int32_t longest() const { return longest_; }      ///< blocks of the longest request
+  const hit_count& ceiling() const { return ceiling_; }  ///< hits of one cache without bound
   /// Tokens that `blocks` leading blocks of a request hold.
   std::int64_t tokens_of(const request& r, std::int64_t blocks) const {
     return std::min(blocks * source_->block_tokens, r.input_tokens);
@@ -104,10 +112,12 @@ class traffic {
     std::vector<std::int64_t> first;  // [requests + 1], in runs
     std::vector<next_use> runs;
   };
+  bool count(std::int64_t most, const progress& tell);
   void look_ahead() const;
 
   const trace* source_;
   std::int64_t tokens_ = 0;
+  hit_count ceiling_;
   std::int32_t nodes_ = 0;
   std::int32_t longest_ = 0;
   mutable std::unique_ptr<future> future_;

@@ -11,12 +11,6 @@
 
 namespace kvcache::cli {
 
-/// Hits, in blocks and in tokens.
-struct hit_count {
-  std::int64_t blocks = 0;
-  std::int64_t tokens = 0;
-};
-
 /// Where the hits went. ceiling = lost_to_capacity + lost_to_routing + the hits of the run itself.
 struct loss_summary {
   hit_count ceiling;           ///< one cache without bound: nothing finds more

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay/replay.hpp"
+
+#include <array>
+#include <cmath>
+#include <new>
+#include <random>
+
+#include "kvcache/evict/fifo.hpp"
+#include "kvcache/evict/lfu.hpp"
+#include "kvcache/evict/lru.hpp"
+#include "kvcache/evict/priority.hpp"
+#include "kvcache/evict/slru.hpp"
+#include "kvcache/evict/ttl.hpp"
+#include "replay/worker.hpp"
+
+namespace kvcache::cli {
+namespace {
+
+constexpr std::array routes{"random", "round_robin", "prefix_affinity", "affinity_load"};
+
+/// A time so long that it does not matter stands for none.
+std::int64_t life_us(const replay_options& how) {
+  return how.ttl_s < 0 ? std::numeric_limits<std::int64_t>::max() : std::llround(how.ttl_s * 1e6);
+}
+
+template <class Worker>
+class cluster {
+ public:
+  template <class Policy>  // made by make(options)
+  cluster(const traffic& of, const replay_options& how, Policy make) : of_(of), how_(how), random_(how.seed) {
+    const std::int64_t room = how.capacity_blocks < 0 ? std::numeric_limits<std::int64_t>::max()
+                                                      : how.capacity_blocks / how.workers;
+    workers_.reserve(static_cast<std::size_t>(how.workers));
+    for (std::int32_t w = 0; w < how.workers; ++w) workers_.emplace_back(of, make(how), room, life_us(how));
+  }
+
+  void run(replay_result& to, const progress& tell) {
+    const std::vector<request>& requests = of_.source().requests;
+    teller told(tell, of_.blocks());
+    std::int64_t resident_sum = 0;
+    std::int64_t resident = 0;
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      const request& now = requests[r];
+      told.at(now.first);
+      const auto [w, hit] = choose(static_cast<std::int32_t>(r), now);
+      to.hit_blocks += hit;
+      to.hit_tokens += of_.tokens_of(now, hit);
+      to.requests_with_hit += hit > 0;
+      resident -= w->resident();
+      w->serve(of_, static_cast<std::int32_t>(r));
+      w->missed += now.count - hit;
+      resident += w->resident();
+      resident_sum += resident;
+    }
+    finish(to, resident_sum);
+    told.end();
+  }
+
+ private:
+  struct choice {
+    Worker* to;
+    std::int32_t hit;
+  };
+  choice choose(std::int32_t r, const request& now);
+  choice choose_by_match(const request& now);
+  void finish(replay_result& to, std::int64_t resident_sum);
+
+  const traffic& of_;
+  const replay_options& how_;
+  std::mt19937_64 random_;
+  std::vector<Worker> workers_;
+};
+
+template <class Worker>
+typename cluster<Worker>::choice cluster<Worker>::choose(std::int32_t r, const request& now) {
+  const std::size_t n = workers_.size();
+  if (n > 1 && (how_.routing == route::prefix_affinity || how_.routing == route::affinity_load)) {
+    return choose_by_match(now);
+  }
+  std::size_t w = 0;
+  if (n > 1 && how_.routing == route::random) w = static_cast<std::size_t>((random_() >> 32) * n >> 32);
+  if (n > 1 && how_.routing == route::round_robin) w = static_cast<std::size_t>(r) % n;
+  return {&workers_[w], workers_[w].match(of_.source().units_of(now), now.time_us)};
+}
+
+template <class Worker>
+typename cluster<Worker>::choice cluster<Worker>::choose_by_match(const request& now) {
+  choice best{nullptr, 0};
+  std::pair<std::int64_t, std::int64_t> least;
+  for (Worker& w : workers_) {
+    const std::int32_t hit = w.match(of_.source().units_of(now), now.time_us);
+    const std::int64_t misses = now.count - hit;
+    const auto cost = how_.routing == route::prefix_affinity ? std::pair(misses, w.missed)
+                                                             : std::pair(misses + w.missed, std::int64_t{0});
+    if (best.to == nullptr || cost < least) {
+      best = {&w, hit};
+      least = cost;
+    }
+  }
+  return best;
+}
+
+template <class Worker>
+void cluster<Worker>::finish(replay_result& to, std::int64_t resident_sum) {
+  const std::vector<request>& requests = of_.source().requests;
+  if (requests.empty()) return;
+  const std::int64_t end = requests.back().time_us;
+  const std::int64_t span = end - requests.front().time_us;
+  double block_us = 0;
+  for (Worker& w : workers_) {
+    w.finish(end);
+    to.evictions += w.evictions();
+    to.resident_end += w.resident();
+    block_us += w.block_us();
+  }
+  // All at one moment: the average over the requests instead.
+  to.mean_resident_blocks = span > 0
+                                ? block_us / static_cast<double>(span)
+                                : static_cast<double>(resident_sum) / static_cast<double>(requests.size());
+}
+
+template <class E, choosing When = choosing::before, bool Future = false>
+void run(const traffic& of, const replay_options& how, replay_result& to, const progress& tell) {
+  const auto make = [](const replay_options& o) {
+    if constexpr (std::is_same_v<E, ttl>) {
+      return ttl(static_cast<std::uint64_t>(life_us(o)) * 1000);
+    } else {
+      return E();
+    }
+  };
+  cluster<worker<E, When, Future>>(of, how, make).run(to, tell);
+}
+
+struct known {
+  policy_info info;
+  void (*run)(const traffic&, const replay_options&, replay_result&, const progress&);
+};
+
+using belady = ranked<belady_key>;
+constexpr std::array table{
+    known{{"lru", false, false}, run<lru>},
+    known{{"fifo", false, false}, run<fifo>},
+    known{{"lfu", false, false}, run<lfu>},
+    known{{"slru", false, false}, run<slru>},
+    known{{"ttl", true, false}, run<ttl>},
+    known{{"priority", false, false}, run<priority_levels>},
+    known{{"belady", false, true}, run<belady, choosing::before, true>},
+    known{{"belady_pinned", false, true}, run<belady, choosing::before, true>},
+    known{{"belady_bypass", false, true}, run<belady, choosing::after, true>},
+};
+
+error wrong(const char* field, std::string value) {
+  return {failure::usage, "bad_value", field, std::move(value)};
+}
+
+const known& known_policy(const std::string& name) {
+  for (const known& k : table) {
+    if (name == k.info.name) return k;
+  }
+  throw error(failure::usage, "unknown_policy", "policy", name);
+}
+
+void check(const replay_options& how, const policy_info& policy) {
+  constexpr std::int32_t most_workers = 65536;
+  constexpr double longest_ttl = 1e9;  // 30 years; in nanoseconds it fits 64 bits beside any time
+  if (how.capacity_blocks < -1) throw wrong("capacity", std::to_string(how.capacity_blocks));
+  if (how.workers < 1 || how.workers > most_workers) throw wrong("workers", std::to_string(how.workers));
+  if (!policy.timed) return;
+  if (how.ttl_s == -1) throw error(failure::usage, "missing", "ttl", "");
+  if (!(how.ttl_s >= 0 && how.ttl_s <= longest_ttl)) throw wrong("ttl", std::to_string(how.ttl_s));
+}
+
+}  // namespace
+
+const char* name_of(route r) {
+  return routes[static_cast<std::size_t>(r)];
+}
+
+route route_of(std::string_view name) {
+  for (std::size_t i = 0; i < routes.size(); ++i) {
+    if (name == routes[i]) return static_cast<route>(i);
+  }
+  throw error(failure::usage, "unknown_route", "route", std::string(name));
+}
+
+std::span<const policy_info> policies() {
+  static const auto infos = [] {
+    std::array<policy_info, table.size()> all;
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = table[i].info;
+    return all;
+  }();
+  return infos;
+}
+
+replay_result replay(const traffic& of, const replay_options& how, const progress& tell) {
+  const known& policy = known_policy(how.policy);
+  check(how, policy.info);
+  replay_result to;
+  to.policy = how.policy;
+  to.capacity_blocks = how.capacity_blocks;
+  to.ttl_s = policy.info.timed ? how.ttl_s : -1;
+  to.workers = how.workers;
+  to.routing = how.routing;
+  try {
+    policy.run(of, how, to, tell);
+  } catch (const std::bad_alloc&) {
+    throw out_of_memory("capacity", how.capacity_blocks);
+  }
+  return to;
+}
+
+}  // namespace kvcache::cli
