@@ -10,6 +10,8 @@
 //   best_ratio   fastest round over fastest limit, for two threads on a machine that others use too
 //   shuffled_ns  the same blocks read in the table's order, nothing computed
 //   ahead_ns     the same, asking for what is read 8 KiB later
+//   mixed_ns     the same with every value widened and multiplied G times (support/mixed.hpp), asking 4, 8 or
+//                12 KiB ahead, whichever is fastest: what one core, or two, could do at best
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -38,8 +40,9 @@ void attend(benchmark::State& state, const shape& s) {
   if (bench::failed(state, m.layers() > 0, "no memory for the planes")) return;
   caller at(s, m);
   if (bench::failed(state, at.ready(), "this machine does not have the target")) return;
-  bench::rounds work, limit, read, fma, shuffled, ahead;
-  bool done = true;
+  bench::rounds work, limit, read, fma, shuffled, ahead, mixed[3];
+  bool done = true, mixes = s.decode();
+  int turn = 0;
   const double layer_bytes = double(m.bytes()) / m.layers();
   for (auto _ : state) {
     const double read_ns =
@@ -48,6 +51,11 @@ void attend(benchmark::State& state, const shape& s) {
     const double ns = at.each_layer([&](int32_t layer) { done = done && at.call(layer); });
     if (s.decode()) shuffled.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer, false); }));
     if (s.decode()) ahead.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer, true); }));
+    if (mixes) {
+      bench::rounds& r = mixed[turn % 3];
+      const size_t bytes = size_t{4096} * size_t(turn++ % 3 + 1);
+      r.add(at.each_layer([&](int32_t layer) { mixes = mixes && at.multiply_blocks(layer, bytes); }));
+    }
     work.add(ns);
     read.add(read_ns);
     fma.add(fma_ns);  // neighbours on the same cores spoil it, nothing else does: the best counts
@@ -65,6 +73,8 @@ void attend(benchmark::State& state, const shape& s) {
   state.counters["fma_ns"] = fma.best();
   state.counters["shuffled_ns"] = shuffled.median();
   state.counters["ahead_ns"] = ahead.median();
+  if (!mixes) return;
+  state.counters["mixed_ns"] = std::min({mixed[0].median(), mixed[1].median(), mixed[2].median()});
 }
 
 std::string name_of(const shape& s, const char* variant) {

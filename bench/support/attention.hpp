@@ -2,6 +2,7 @@
 #pragma once
 // Attention calls as benchmarks make them: layers of one long sequence each, more than caches hold.
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "kvcache/attend/host_planes.hpp"
 #include "kvcache/core/numeric.hpp"
 #include "support/machine.hpp"
+#include "support/mixed.hpp"
 #include "support/rounds.hpp"
 
 namespace bench {
@@ -159,18 +161,19 @@ class caller {
 
   /// Reads the blocks of a layer in the table's order; with `ahead` asking for the blocks that come next.
   void read_blocks(int32_t layer, bool ahead) {
-    const kvc_plane& k = memory_.planes.layer(layer).k;
-    const std::vector<int32_t>& table = memory_.table;
-    const auto block = [&](int64_t i) {
-      return static_cast<const std::byte*>(k.data) +
-             table[std::min(size_t(i), table.size() - 1)] * k.block_stride;
-    };
-    const int64_t each = int64_t(table.size()) / threads.size();
-    threads.each(threads.size(), [&](int t) {
-      for (int64_t i = t * each; i < (t + 1) * each; ++i) {
-        read_bytes(block(i), size_t(k.block_stride), ahead ? block(i + 1) : nullptr);
-      }
+    each_block(layer, [&](const void* at, const void* next, size_t bytes) {
+      read_bytes(at, bytes, ahead ? next : nullptr);
     });
+  }
+
+  /// Reads them so and multiplies every value with each query head of its group, asking `ahead` bytes ahead.
+  bool multiply_blocks(int32_t layer, size_t ahead) {
+    std::atomic<bool> done{true};
+    each_block(layer, [&](const void* at, const void* next, size_t bytes) {
+      const bool half = shape_.type == kvcache::element::f16;
+      if (!read_and_multiply({at, next, bytes, ahead}, shape_.group, half)) done = false;
+    });
+    return done;
   }
 
   /// Nanoseconds of one run of `work` for each layer, per layer.
@@ -185,6 +188,20 @@ class caller {
   std::vector<float> lse2;  ///< [rows][query heads]
 
  private:
+  /// Calls f(block, the block after, bytes) for the blocks of a layer in the table's order, on all threads.
+  template <class F>
+  void each_block(int32_t layer, F f) {
+    const kvc_plane& k = memory_.planes.layer(layer).k;
+    const std::vector<int32_t>& table = memory_.table;
+    const auto block = [&](int64_t i) {
+      return static_cast<const std::byte*>(k.data) +
+             table[std::min(size_t(i), table.size() - 1)] * k.block_stride;
+    };
+    const int64_t each = int64_t(table.size()) / threads.size();
+    threads.each(threads.size(), [&](int t) {
+      for (int64_t i = t * each; i < (t + 1) * each; ++i) f(block(i), block(i + 1), size_t(k.block_stride));
+    });
+  }
   kvc_batch batch() const {
     kvc_batch b{};
     b.struct_size = sizeof b;
