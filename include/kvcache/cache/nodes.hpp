@@ -89,7 +89,7 @@ class nodes {
     const node_state& n = state_[index(r)];
     node_meta m{n.last, n.born, n.uses, n.depth, n.level.priority, n.level.ms};
     if (dated_) m.time = time_[index(r)];
-    if (learns_) m.print = print_[index(r)];
+    if (remembers_) m.print = print_[index(r)];
     return m;
   }
   uint64_t print_of(const scope_table& scopes, int32_t scope, node_id parent,
@@ -115,10 +115,11 @@ class nodes {
 
   geometry geo_{};
   bool one_lane_ = true;
-  bool learns_ = false;   // the policy wants prints and to be told what comes and goes
-  bool dated_ = false;    // it wants to know when a node was used
-  bool leveled_ = false;  // somebody has stated a level
-  uint64_t now_ = 0;      // ns
+  bool learns_ = false;     // the policy is told what goes
+  bool remembers_ = false;  // and what comes, with its print
+  bool dated_ = false;      // it wants to know when a node was used
+  bool leveled_ = false;    // somebody has stated a level
+  uint64_t now_ = 0;        // ns
   X tree_;
   E evict_;
   fixed_array<node_state> state_;
@@ -143,8 +144,9 @@ status nodes<A, E, X>::create(const geometry& geo, int32_t lanes, E evict) noexc
     return {errc::out_of_memory, "max_nodes", geo.nodes};
   }
   learns_ = learns(evict_);
+  remembers_ = remembers(evict_);
   dated_ = timed(evict_) && !evict_.monotone();  // a monotone policy is told of every release
-  if (!time_.create(dated_ ? n : 0) || !print_.create(learns_ ? n : 0)) {
+  if (!time_.create(dated_ ? n : 0) || !print_.create(remembers_ ? n : 0)) {
     return {errc::out_of_memory, "max_nodes", geo.nodes};
   }
   return {};
@@ -196,7 +198,7 @@ inserted nodes<A, E, X>::store(pools<A>& pool, scope_table& scopes, int32_t scop
   if (in.node == no_node) return in;
   if (in.fresh) {
     const int32_t depth = parent == no_node ? 0 : state_[index(parent)].depth + 1;
-    const uint64_t print = learns_ ? print_of(scopes, scope, parent, tokens) : 0;
+    const uint64_t print = remembers_ ? print_of(scopes, scope, parent, tokens) : 0;
     init(in.node, {now, now, 1, depth, level, 1, lane}, mine, print);
     for (int32_t g = 0; g < geo_.groups; ++g) {
       for (const block_id x : blocks_of(in.node, g)) {
@@ -221,7 +223,7 @@ void nodes<A, E, X>::init(node_id r, const node_state& state, std::span<const bl
   leveled_ |= state.level != retention_level{};
   std::copy(mine.begin(), mine.end(), blocks_.data() + index(r) * per_node());
   if (dated_) time_[index(r)] = now_;
-  if (!learns_) return;
+  if (!remembers_) return;
   print_[index(r)] = print;
   tell_stored(evict_, r, state.lane, meta(r));
 }

@@ -46,12 +46,14 @@ class any_eviction {
   node_id expired(int32_t lane) const noexcept { return policy_->expired(lane); }
   /// Whether the policy is a `learning_eviction_policy`; else the next two do nothing.
   bool learns() const noexcept { return policy_ != nullptr && policy_->learns(); }
-  /// A node was added.
-  void stored(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->stored(r, lane, m); }
   /// The victim of `lane` is about to be taken.
   void settle(int32_t lane) noexcept { policy_->settle(lane); }
   /// The candidate goes for good; it leaves.
   void evicted(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->evicted(r, lane, m); }
+  /// Whether it is a `remembering_eviction_policy`; else the next one does nothing.
+  bool remembers() const noexcept { return policy_ != nullptr && policy_->remembers(); }
+  /// A node was added.
+  void stored(node_id r, int32_t lane, const node_meta& m) noexcept { policy_->stored(r, lane, m); }
   /// Which node of `lane` goes first; `no_node` without a candidate.
   node_id victim(int32_t lane) const noexcept { return policy_ ? policy_->victim(lane) : no_node; }
 
@@ -69,6 +71,7 @@ class any_eviction {
     virtual void advance(uint64_t) noexcept = 0;
     virtual node_id expired(int32_t) const noexcept = 0;
     virtual bool learns() const noexcept = 0;
+    virtual bool remembers() const noexcept = 0;
     virtual void stored(node_id, int32_t, const node_meta&) noexcept = 0;
     virtual void settle(int32_t) noexcept = 0;
     virtual void evicted(node_id, int32_t, const node_meta&) noexcept = 0;
@@ -92,6 +95,7 @@ class any_eviction {
     void advance(uint64_t now) noexcept override { detail::tell_time(policy, now); }
     node_id expired(int32_t lane) const noexcept override { return detail::expired_of(policy, lane); }
     bool learns() const noexcept override { return detail::learns(policy); }
+    bool remembers() const noexcept override { return detail::remembers(policy); }
     void stored(node_id r, int32_t lane, const node_meta& m) noexcept override {
       detail::tell_stored(policy, r, lane, m);
     }
@@ -107,6 +111,6 @@ class any_eviction {
 
 static_assert(path_eviction_policy<any_eviction>);
 static_assert(timed_eviction_policy<any_eviction>);
-static_assert(learning_eviction_policy<any_eviction>);
+static_assert(remembering_eviction_policy<any_eviction>);
 
 }  // namespace kvcache

@@ -11,7 +11,7 @@
 //  - all others rank leaves only; a parent enters when its last child has gone.
 //
 // What a number per node cannot express a policy may ask for: what time it is (`timed_eviction_policy`), and
-// what comes and goes for good (`learning_eviction_policy`).
+// what goes for good (`learning_eviction_policy`).
 #include <concepts>
 #include <cstdint>
 #include <span>
@@ -31,7 +31,7 @@ struct node_meta {
   int32_t priority = 0;      ///< larger stays longer, where the policy heeds it; from −32,768 to 32,767
   uint32_t priority_ms = 0;  ///< how long after the last access that holds, then it is 0; 0 = for ever
   uint64_t time = 0;         ///< ns, of the last access; 0 unless the policy is timed
-  uint64_t print = 0;        ///< fingerprint of the text up to its end; 0 unless the policy learns
+  uint64_t print = 0;        ///< fingerprint of the text up to its end; 0 unless the policy remembers
 };
 
 /// What the cache needs of an eviction policy. Requires: a node is entered at most once before it leaves.
@@ -62,16 +62,21 @@ concept timed_eviction_policy = eviction_policy<E> &&
       { e.advance(now) } noexcept;
       { c.expired(lane) } noexcept -> std::same_as<node_id>;
     };
-/// What a policy may add that learns from what comes and goes. `stored`: a node was added, pinned. `settle`:
-/// the victim of the lane is about to be taken, so the policy may move its candidates. `evicted`: in place of
-/// `leave`, the candidate goes for good, and its id will be given to something else. By `node_meta::print` the
-/// policy may know a text again that it saw go.
+/// What a policy may add that learns from what goes. `settle`: the victim of the lane is about to be taken, so
+/// the policy may move its candidates. `evicted`: in place of `leave`, the candidate goes for good, and its id
+/// will be given to something else.
 template <class E>
 concept learning_eviction_policy = eviction_policy<E> &&
     requires(E& e, node_id r, int32_t lane, const node_meta& m) {
-      { e.stored(r, lane, m) } noexcept;
       { e.settle(lane) } noexcept;
       { e.evicted(r, lane, m) } noexcept;
+    };
+/// What it may add to that if it knows a text again that it saw go, by `node_meta::print`. `stored`: a node was
+/// added; it is entered later.
+template <class E>
+concept remembering_eviction_policy = learning_eviction_policy<E> &&
+    requires(E& e, node_id r, int32_t lane, const node_meta& m) {
+      { e.stored(r, lane, m) } noexcept;
     };
 // clang-format on
 
@@ -103,6 +108,15 @@ bool learns(const E& e) noexcept {
   }
 }
 
+template <eviction_policy E>
+bool remembers(const E& e) noexcept {
+  if constexpr (requires { e.remembers(); }) {
+    return e.remembers();
+  } else {
+    return remembering_eviction_policy<E>;
+  }
+}
+
 // What a policy did not add does nothing.
 template <eviction_policy E>
 void tell_time(E& e, uint64_t now) noexcept {
@@ -118,7 +132,7 @@ node_id expired_of(const E& e, int32_t lane) noexcept {
 }
 template <eviction_policy E>
 void tell_stored(E& e, node_id r, int32_t lane, const node_meta& m) noexcept {
-  if constexpr (learning_eviction_policy<E>) e.stored(r, lane, m);
+  if constexpr (remembering_eviction_policy<E>) e.stored(r, lane, m);
 }
 template <eviction_policy E>
 void tell_settle(E& e, int32_t lane) noexcept {
