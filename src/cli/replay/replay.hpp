@@ -68,7 +68,7 @@ struct replay_result {
   std::int64_t hit_blocks = 0;         ///< leading blocks of each request that were resident when it came
   std::int64_t hit_tokens = 0;         ///< sum of min(hit · block tokens, input length)
   std::int64_t requests_with_hit = 0;  ///< with at least one such block
-  std::int64_t evictions = 0;          ///< blocks that were resident and were thrown out, or ran out
+  std::int64_t evictions = 0;          ///< blocks that were stored and went; with bypass also at once
   std::int64_t resident_end = 0;       ///< blocks resident after the last request
   double mean_resident_blocks = 0;     ///< average over the time from the first request to the last
 };

@@ -92,11 +92,11 @@ class worker {
   void know(const traffic& of, std::int32_t from, std::int32_t to, std::int32_t r);
   void tell_stored(std::span<const std::int32_t> units, std::int32_t from, std::int32_t to);
   void release(std::int32_t nodes);
-  void evict_one(std::int32_t pinned, std::int32_t r) {
+  void evict_one(std::int32_t pinned) {
     if constexpr (learning) evict_.settle(0);
-    evict(evict_.victim(0), pinned, r);
+    evict(evict_.victim(0), pinned);
   }
-  void evict(node_id gone, std::int32_t pinned, std::int32_t r);
+  void evict(node_id gone, std::int32_t pinned);
   void run_out(std::int64_t time_us);
   void pass_time(std::int64_t time_us) {
     block_us_ += static_cast<double>(time_us - time_us_) * tree_.size();
@@ -139,14 +139,14 @@ void worker<E, When, Future>::serve(const traffic& of, std::int32_t r) {
   const auto stays = after ? now.count : static_cast<std::int32_t>(std::min<std::int64_t>(now.count, room_));
   pin(hit_, r);
   if constexpr (!after) {
-    while (tree_.size() + (stays - hit_) > room_) evict_one(hit_, r);
+    while (tree_.size() + (stays - hit_) > room_) evict_one(hit_);
   }
   extend_path(tree_, units, path_, hit_, stays);
   know(of, hit_, stays, r);
   if constexpr (learning) tell_stored(units, hit_, stays);
   release(stays);
   if constexpr (after) {
-    while (tree_.size() > room_) evict_one(0, r);
+    while (tree_.size() > room_) evict_one(0);
   }
 }
 
@@ -217,7 +217,7 @@ void worker<E, When, Future>::release(std::int32_t nodes) {
 
 // `pinned` leading nodes of the path are no candidates, whatever happens to their children.
 template <eviction_policy E, choosing When, bool Future>
-void worker<E, When, Future>::evict(node_id gone, std::int32_t pinned, std::int32_t r) {
+void worker<E, When, Future>::evict(node_id gone, std::int32_t pinned) {
   if constexpr (learning) {
     evict_.evicted(gone, 0, meta(gone));
   } else {
@@ -225,15 +225,12 @@ void worker<E, When, Future>::evict(node_id gone, std::int32_t pinned, std::int3
   }
   const node_id parent = tree_.parent(gone);
   tree_.erase(gone);
+  ++evictions_;
   if constexpr (informed) {
-    // A block that is turned away after its own request has not been cached.
-    evictions_ += !after || known_[index(gone)].born != static_cast<std::uint32_t>(r) + 1;
     if (parent == no_node || evict_.monotone() || !tree_.leaf(parent)) return;
     const std::int32_t depth = known_[index(parent)].depth;
     if (depth < pinned && at(depth) == parent) return;
     evict_.enter(parent, 0, meta(parent));
-  } else {
-    ++evictions_;
   }
 }
 
@@ -243,7 +240,7 @@ void worker<E, When, Future>::run_out(std::int64_t time_us) {
   evict_.advance(nanoseconds(time_us));
   for (node_id old; (old = evict_.expired(0)) != no_node;) {
     pass_time(used_us_[index(old)] + life_us_);
-    evict(old, 0, -1);
+    evict(old, 0);
   }
 }
 
