@@ -10,26 +10,42 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
+constexpr std::int64_t latest_us = std::int64_t{1} << 60;
+
 std::string number(std::int64_t n) {
   return std::to_string(n);
 }
 
 }  // namespace
 
-void trace_builder::start_file(const scanner& from, const char* format, bool own_ids) {
-  if (files_ > 0 && out_.format != format) {
+void trace_builder::forget_ids() {
+  ids_.new_scope();
+  sessions_.new_scope();
+}
+
+void trace_builder::start_file(const scanner& from, const char* format) {
+  if (!names_.empty() && out_.format != format) {
     throw error(failure::bad_input, "mixed_formats", "format", std::string(format) + " after " + out_.format,
                 from.file());
   }
   out_.format = format;
-  const bool apart = options_.ids == id_scope::per_file || (options_.ids == id_scope::automatic && own_ids);
-  if (apart && files_ > 0) {
-    ids_.new_scope();
-    sessions_.new_scope();
-  }
-  ++files_;
+  if (options_.ids == id_scope::per_file && !names_.empty()) forget_ids();
   evidence_.emplace_back();
   names_.push_back(from.file());
+}
+
+void trace_builder::start_session(bool own_ids) {
+  if (own_ids && options_.ids != id_scope::shared && sessions_begun_ > 0) forget_ids();
+  ++sessions_begun_;
+}
+
+void trace_builder::shift(const scanner& in, std::int64_t from, std::int64_t by_us) {
+  for (auto r = static_cast<std::size_t>(from); r < out_.requests.size(); ++r) {
+    std::int64_t& time = out_.requests[r].time_us;
+    if (by_us > latest_us - time)
+      in.fail("out_of_range", "t", number(time) + " us, later by " + number(by_us) + " us");
+    time += by_us;
+  }
 }
 
 std::int32_t trace_builder::number_in(id_table& table, const scanned_id& id) {
@@ -94,6 +110,11 @@ trace trace_builder::finish() {
   out_.distinct = ids_.size();
   decide_block_tokens();
   fill_lengths();
+  if (sessions_begun_ > 1) {
+    note("Sessions count time from their own start: " + number(sessions_begun_) +
+         (options_.session_gap_us == 0 ? " of them start together."
+                                       : " of them start " + number(options_.session_gap_us) + " us apart."));
+  }
   merge_by_time();
   return std::move(out_);
 }
@@ -102,7 +123,7 @@ trace trace_builder::finish() {
 void trace_builder::check_files_agree() const {
   std::int32_t before = 0;
   for (std::size_t f = 0; f < evidence_.size(); ++f) {
-    const block_evidence::answer one = evidence_[f].decide();
+    const block_evidence::answer one = evidence_[f].decide(assumed_);
     if (!one.certain) continue;
     if (before != 0 && before != one.tokens) {
       throw error(failure::bad_input, "bad_value", "block size",
@@ -128,7 +149,7 @@ void trace_builder::decide_block_tokens() {
   check_files_agree();
   block_evidence joint;
   for (const block_evidence& e : evidence_) joint.add(e);
-  const block_evidence::answer found = joint.decide();
+  const block_evidence::answer found = joint.decide(assumed_);
   out_.block_tokens = found.tokens != 0 && joint.any() ? found.tokens : assumed_;
   const std::string taken = number(out_.block_tokens) + " are taken";
   if (!joint.any()) {
@@ -146,8 +167,11 @@ void trace_builder::fill_lengths() {
   for (request& r : out_.requests) {
     if (r.input_tokens < 0) r.input_tokens = std::int64_t{r.count} * out_.block_tokens;
   }
-  note(number(without_length_) + " of " + number(requests()) +
-       " requests do not say how long they are: what their blocks hold is taken.");
+  const std::string who = without_length_ == requests()
+                              ? std::string("Requests do not say how long they are: ")
+                              : number(without_length_) + " of " + number(requests()) +
+                                    " requests do not say how long they are: ";
+  note(who + "what their blocks hold is taken.");
 }
 
 void trace_builder::merge_by_time() {
@@ -178,7 +202,7 @@ void trace_builder::renumber() {
   out_.distinct = next;
   // Sessions with an id of their own are 0 and up, the others -2 and down.
   std::vector<std::int32_t> named(static_cast<std::size_t>(sessions_.size()), -1);
-  std::vector<std::int32_t> nameless(static_cast<std::size_t>(-2 - anonymous_sessions_), -1);
+  std::vector<std::int32_t> nameless(static_cast<std::size_t>(sessions_begun_), -1);
   next = 0;
   for (request& r : out_.requests) {
     if (r.session == -1) continue;
@@ -214,11 +238,11 @@ void block_evidence::add(const block_evidence& other) {
   meet(loose_, other.loose_);
 }
 
-block_evidence::answer block_evidence::decide() const {
+block_evidence::answer block_evidence::decide(std::int32_t usual) const {
   for (const range& r : {up_, down_, loose_}) {
     if (r.least > r.most) continue;
     answer out{0, r.least == r.most, r.least, r.most};
-    std::int64_t size = r.least <= 512 && 512 <= r.most ? 512 : 1;
+    std::int64_t size = r.least <= usual && usual <= r.most ? usual : 1;
     while (size < r.least) size *= 2;
     if (size > r.most) size = r.least;  // no power of two agrees
     out.tokens = static_cast<std::int32_t>(size);

@@ -31,8 +31,8 @@ class block_evidence {
     bool certain = false;     ///< no other size agrees
     std::int64_t least = 0, most = 0;
   };
-  /// The size to take. 512, as in the published Mooncake traces, where several agree and it is one of them.
-  answer decide() const;
+  /// The size to take: `usual` where several agree and it is one of them, else the least power of two.
+  answer decide(std::int32_t usual) const;
   bool any() const { return rows_ > 0; }
 
  private:
@@ -66,11 +66,12 @@ class trace_builder {
 
   explicit trace_builder(const read_options& options) : options_(options) {}
 
-  /// A file begins. `own_ids`: its ids mean nothing in other files, unless the options say otherwise.
-  /// Fails: `error` if files of another format came before.
-  void start_file(const scanner& from, const char* format, bool own_ids = false);
-  /// Its place among the files, from 0.
-  std::int64_t file_index() const { return files_ - 1; }
+  /// A file begins. Fails: `error` if files of another format came before.
+  void start_file(const scanner& from, const char* format);
+  /// A session begins whose times count from its own start; `own_ids`: its ids mean nothing in others.
+  void start_session(bool own_ids);
+  std::int32_t current_session() const { return -1 - sessions_begun_; }
+  std::int64_t session_start_us() const { return (sessions_begun_ - 1) * options_.session_gap_us; }
   const read_options& options() const { return options_; }
 
   /// A request begins; the blocks added from here on are its own.
@@ -91,7 +92,8 @@ class trace_builder {
 
   /// The number of a session.
   std::int32_t session_of(const scanned_id& id);
-  std::int32_t new_session() { return anonymous_sessions_--; }
+  /// Moves the requests from number `from` on to a later time.
+  void shift(const scanner& in, std::int64_t from, std::int64_t by_us);
 
   /// The file says how many tokens a block has.
   void block_tokens_are(scanner& from, std::int64_t line, std::int32_t tokens);
@@ -105,6 +107,7 @@ class trace_builder {
   trace finish();
 
  private:
+  void forget_ids();
   std::int32_t number_in(id_table& table, const scanned_id& id);
   void decide_block_tokens();
   void check_files_agree() const;
@@ -117,9 +120,8 @@ class trace_builder {
   trace out_;
   id_table ids_, sessions_;
   std::size_t first_ = 0;
-  std::int64_t files_ = 0;
   std::int32_t stated_ = 0, assumed_ = 512;
-  std::int32_t anonymous_sessions_ = -2;
+  std::int32_t sessions_begun_ = 0;  // by start_session(); their numbers are -2, -3, ... until the end
   std::int64_t without_blocks_ = 0, without_length_ = 0;
   std::vector<block_evidence> evidence_;  // of each file
   std::vector<std::string> names_;

@@ -13,7 +13,13 @@ namespace kvcache::cli {
 /// Reads the rest of a file into a trace. Fails: `error`.
 using format_reader = void (*)(scanner&, trace_builder&);
 
+void read_azure(scanner& in, trace_builder& out);
+void read_bailian(scanner& in, trace_builder& out);
+void read_kv_events(scanner& in, trace_builder& out);
 void read_mooncake(scanner& in, trace_builder& out);
+void read_tair(scanner& in, trace_builder& out);
+void read_tokens(scanner& in, trace_builder& out);
+void read_weka(scanner& in, trace_builder& out);
 
 /// The reader for a file that begins with these bytes; nullptr if it is none of ours.
 format_reader recognise(std::string_view front);

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "trace/formats.hpp"
+#include "trace/msgpack.hpp"
 #include "trace/source.hpp"
 
 namespace kvcache::cli {
@@ -18,16 +19,20 @@ void check_options(const read_options& options) {
   };
   if (options.block_tokens < 0 || options.block_tokens > 1 << 20)
     refuse("block_tokens", options.block_tokens);
-  if (options.session_gap_us < 0) refuse("session_gap_us", options.session_gap_us);
+  if (options.session_gap_us < 0 || options.session_gap_us > std::int64_t{1} << 40)
+    refuse("session_gap_us", options.session_gap_us);
   if (options.store_gap_us < 0) refuse("store_gap_us", options.store_gap_us);
 }
 
-void read_one(byte_source& from, trace_builder& out) {
-  scanner in(from);
+void read_one(std::unique_ptr<byte_source> source, trace_builder& out) {
+  if (is_msgpack(peek(source, 1))) source = json_of_msgpack(std::move(source));
+  const byte_source& from = *source;
+  scanner in(*source);
+  in.skip_byte_order_mark();
   const std::string_view front = in.ahead(front_bytes);
   if (front.empty()) throw error(failure::bad_input, "empty", "file", "", from.name());
   const format_reader reader = recognise(front);
-  if (reader == nullptr) in.fail("unknown_format", "file", "begins with " + in.excerpt());
+  if (reader == nullptr) in.fail("unknown_format", "begin of file", in.excerpt());
   const std::int64_t before = out.requests();
   reader(in, out);
   if (out.requests() == before) throw error(failure::bad_input, "empty", "requests", "0", from.name());
@@ -54,8 +59,7 @@ trace read_trace(std::span<const std::string> paths, const read_options& options
     if (progress) progress(now);
   };
   for (const std::string& path : paths) {
-    const std::unique_ptr<byte_source> from = open_file(path, on_read);
-    read_one(*from, builder);
+    read_one(open_file(path, on_read), builder);
   }
   return builder.finish();
 }
@@ -63,8 +67,7 @@ trace read_trace(std::span<const std::string> paths, const read_options& options
 trace read_trace_bytes(std::span<const char> bytes, const std::string& name, const read_options& options) {
   check_options(options);
   trace_builder builder(options);
-  const std::unique_ptr<byte_source> from = open_bytes(bytes, name);
-  read_one(*from, builder);
+  read_one(open_bytes(bytes, name), builder);
   return builder.finish();
 }
 

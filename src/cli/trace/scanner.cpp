@@ -16,6 +16,22 @@ constexpr std::size_t longest_text = std::size_t{1} << 16;
 constexpr std::size_t longest_number = 256;
 constexpr int deepest = 64;
 
+/// Text that any terminal and any JSON document can take.
+std::string printable(std::string_view text) {
+  constexpr char hex[] = "0123456789abcdef";
+  constexpr std::size_t longest = 100;
+  std::string out;
+  for (const char c : text.substr(0, longest)) {
+    const auto u = static_cast<unsigned char>(c);
+    if (u >= ' ' && u < 127) {
+      out.push_back(c);
+    } else {
+      out.append("\\x").append(1, hex[u >> 4]).append(1, hex[u & 15]);
+    }
+  }
+  return text.size() > longest ? out.append("...") : out;
+}
+
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
@@ -47,30 +63,28 @@ std::string_view scanner::ahead(std::size_t most) {
   return {at_, std::min(have, most)};
 }
 
+void scanner::skip_byte_order_mark() {
+  if (room(3) >= 3 && std::memcmp(at_, "\xef\xbb\xbf", 3) == 0) at_ += 3;
+}
+
 void scanner::fail(const char* code, std::string field, std::string value) const {
   fail_at(line_, code, std::move(field), std::move(value));
 }
 
 void scanner::fail_at(std::int64_t line, const char* code, std::string field, std::string value) const {
-  throw error(failure::bad_input, code, std::move(field), std::move(value), file(), line);
+  throw error(failure::bad_input, code, printable(field), printable(value), file(), line);
 }
 
 std::string scanner::excerpt() {
-  const std::size_t have = room(64);
-  std::string out;
-  for (std::size_t i = 0; i < std::min<std::size_t>(have, 40); ++i) {
-    const char c = at_[i];
-    if (c == '\n' || c == '\r' || (i > 0 && *at_ != '"' && (c == ',' || c == ']' || c == '}'))) break;
-    const auto u = static_cast<unsigned char>(c);
-    if (u >= ' ' && u < 127) {
-      out.push_back(c);
-    } else {
-      constexpr char hex[] = "0123456789abcdef";
-      out.append("\\x").append(1, hex[u >> 4]).append(1, hex[u & 15]);
-    }
-    if (i > 0 && *at_ == '"' && c == '"') break;
+  const std::size_t have = std::min<std::size_t>(room(64), 40);
+  const bool quoted = *at_ == '"';
+  std::size_t n = 0;
+  for (; n < have; ++n) {
+    const char c = at_[n];
+    if (c == '\n' || c == '\r' || (n > 0 && !quoted && (c == ',' || c == ']' || c == '}'))) break;
+    if (n > 0 && quoted && c == '"') return {at_, n + 1};
   }
-  return out;
+  return {at_, n};
 }
 
 void scanner::fail_value(const char* field, std::int64_t index, const char* code) {

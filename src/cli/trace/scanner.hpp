@@ -43,6 +43,8 @@ class scanner {
   /// What lies ahead, up to `most` bytes (at most the buffer's size), for whoever guesses the format.
   std::string_view ahead(std::size_t most);
 
+  /// Skips the mark that some programs write at the start of a text.
+  void skip_byte_order_mark();
   /// Whether only white space and ends of lines are left; skips them.
   bool at_end();
   /// From here to end_row() everything must be on one line.

@@ -145,15 +145,19 @@ bool is_zstd(const std::string& front) {
 }
 
 std::unique_ptr<byte_source> unpacked(std::unique_ptr<byte_source> raw) {
-  std::string front(4, '\0');
-  front.resize(raw->read(front.data(), front.size()));
-  const bool packed = is_zstd(front);
-  auto whole = std::make_unique<peeked_source>(std::move(raw), std::move(front));
-  if (packed) return std::make_unique<zstd_source>(std::move(whole));
-  return whole;
+  const bool packed = is_zstd(peek(raw, 4));
+  if (packed) return std::make_unique<zstd_source>(std::move(raw));
+  return raw;
 }
 
 }  // namespace
+
+std::string peek(std::unique_ptr<byte_source>& source, std::size_t count) {
+  std::string front(count, '\0');
+  front.resize(source->read(front.data(), front.size()));
+  source = std::make_unique<peeked_source>(std::move(source), front);
+  return front;
+}
 
 std::unique_ptr<byte_source> open_file(const std::string& path, bytes_read_callback on_read) {
   return unpacked(std::make_unique<file_source>(path, std::move(on_read)));

@@ -37,6 +37,9 @@ using bytes_read_callback = std::function<void(std::size_t)>;
 /// A file, unpacked if it is packed. Fails: `error` if there is no such file, or it is a folder.
 std::unique_ptr<byte_source> open_file(const std::string& path, bytes_read_callback on_read);
 
+/// The first `count` bytes (fewer if there are no more), which the source will still give.
+std::string peek(std::unique_ptr<byte_source>& source, std::size_t count);
+
 /// Bytes that outlive the source, unpacked if they are packed.
 std::unique_ptr<byte_source> open_bytes(std::span<const char> bytes, const std::string& name);
 
