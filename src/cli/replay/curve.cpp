@@ -237,7 +237,7 @@ void sampled_pass::finish(hit_curve& to) const {
 }
 
 template <class Pass>
-void run(Pass& pass, const traffic& of, hit_curve& to, const progress& tell) {
+void run(Pass& pass, const traffic& of, hit_curve& to, const replay_progress& tell) {
   teller told(tell, of.blocks());
   const std::vector<request>& requests = of.source().requests;
   for (std::size_t r = 0; r < requests.size(); ++r) {
@@ -250,7 +250,7 @@ void run(Pass& pass, const traffic& of, hit_curve& to, const progress& tell) {
 
 }  // namespace
 
-hit_curve lru_curve(const traffic& of, double rate, std::uint64_t seed, const progress& tell) {
+hit_curve lru_curve(const traffic& of, double rate, std::uint64_t seed, const replay_progress& tell) {
   if (!(rate > 0 && rate <= 1)) throw error(failure::usage, "bad_value", "rate", std::to_string(rate));
   hit_curve to{.rate = rate, .exact_from = of.longest(), .points = {curve_point{}}};
   try {

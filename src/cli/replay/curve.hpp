@@ -42,6 +42,7 @@ struct hit_curve {
 /// The curve of a trace. `rate` in (0, 1]: 1 is exact and runs on the library's tree; less samples the blocks
 /// by a hash that `seed` varies and needs memory for the sampled ones only. Fails: error (usage) for a rate
 /// out of range, (cannot_run) when memory is refused.
-hit_curve lru_curve(const traffic& of, double rate = 1, std::uint64_t seed = 0, const progress& tell = {});
+hit_curve lru_curve(const traffic& of, double rate = 1, std::uint64_t seed = 0,
+                    const replay_progress& tell = {});
 
 }  // namespace kvcache::cli

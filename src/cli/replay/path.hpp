@@ -44,7 +44,8 @@ inline std::int32_t extend_path(radix_tree& tree, std::span<const std::int32_t> 
 /// Tells at the start of about every thousandth part of the work.
 class teller {
  public:
-  teller(const progress& tell, std::int64_t total) : tell_(tell), total_(total), step_(total / 1000 + 1) {}
+  teller(const replay_progress& tell, std::int64_t total)
+      : tell_(tell), total_(total), step_(total / 1000 + 1) {}
   void at(std::int64_t done) {
     if (done < next_) return;
     next_ = done + step_;
@@ -55,7 +56,7 @@ class teller {
   }
 
  private:
-  const progress& tell_;
+  const replay_progress& tell_;
   std::int64_t total_, step_, next_ = 0;
 };
 

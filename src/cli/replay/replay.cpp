@@ -6,12 +6,7 @@
 #include <new>
 #include <random>
 
-#include "kvcache/evict/fifo.hpp"
-#include "kvcache/evict/lfu.hpp"
-#include "kvcache/evict/lru.hpp"
-#include "kvcache/evict/priority.hpp"
-#include "kvcache/evict/slru.hpp"
-#include "kvcache/evict/ttl.hpp"
+#include "kvcache/evict/parse.hpp"
 #include "replay/worker.hpp"
 
 namespace kvcache::cli {
@@ -27,15 +22,15 @@ std::int64_t life_us(const replay_options& how) {
 template <class Worker>
 class cluster {
  public:
-  template <class Policy>  // made by make(options)
-  cluster(const traffic& of, const replay_options& how, Policy make) : of_(of), how_(how), random_(how.seed) {
+  template <class Make>  // makes a policy
+  cluster(const traffic& of, const replay_options& how, Make policy) : of_(of), how_(how), random_(how.seed) {
     const std::int64_t room = how.capacity_blocks < 0 ? std::numeric_limits<std::int64_t>::max()
                                                       : how.capacity_blocks / how.workers;
     workers_.reserve(static_cast<std::size_t>(how.workers));
-    for (std::int32_t w = 0; w < how.workers; ++w) workers_.emplace_back(of, make(how), room, life_us(how));
+    for (std::int32_t w = 0; w < how.workers; ++w) workers_.emplace_back(of, policy(), room, life_us(how));
   }
 
-  void run(replay_result& to, const progress& tell) {
+  void run(replay_result& to, const replay_progress& tell) {
     const std::vector<request>& requests = of_.source().requests;
     teller told(tell, of_.blocks());
     std::int64_t resident_sum = 0;
@@ -120,21 +115,32 @@ void cluster<Worker>::finish(replay_result& to, std::int64_t resident_sum) {
                                 : static_cast<double>(resident_sum) / static_cast<double>(requests.size());
 }
 
+// Settings that the text of the policy does not give are the library's, but for gdsf: what a unit of the tree
+// costs depends on its tokens.
+template <class E>
+E make(const traffic& of, const replay_options& how, const std::int32_t* setting) {
+  constexpr std::int32_t even_tokens = 2048 * 16;
+  if constexpr (std::is_same_v<E, ttl>) {
+    return ttl(static_cast<std::uint64_t>(life_us(how)) * 1000);
+  } else if constexpr (std::is_same_v<E, gdsf>) {
+    return setting != nullptr ? gdsf(setting[0]) : gdsf(std::max(1, even_tokens / of.source().block_tokens));
+  } else if constexpr (std::is_same_v<E, s3_fifo> || std::is_same_v<E, two_q>) {
+    return setting != nullptr ? E(setting[0], setting[1]) : E();
+  } else {
+    return E();
+  }
+}
+
 template <class E, choosing When = choosing::before, bool Future = false>
-void run(const traffic& of, const replay_options& how, replay_result& to, const progress& tell) {
-  const auto make = [](const replay_options& o) {
-    if constexpr (std::is_same_v<E, ttl>) {
-      return ttl(static_cast<std::uint64_t>(life_us(o)) * 1000);
-    } else {
-      return E();
-    }
-  };
-  cluster<worker<E, When, Future>>(of, how, make).run(to, tell);
+void run(const traffic& of, const replay_options& how, const std::int32_t* setting, replay_result& to,
+         const replay_progress& tell) {
+  cluster<worker<E, When, Future>>(of, how, [&] { return make<E>(of, how, setting); }).run(to, tell);
 }
 
 struct known {
   policy_info info;
-  void (*run)(const traffic&, const replay_options&, replay_result&, const progress&);
+  void (*run)(const traffic&, const replay_options&, const std::int32_t* setting, replay_result&,
+              const replay_progress&);
 };
 
 using belady = ranked<belady_key>;
@@ -145,6 +151,9 @@ constexpr std::array table{
     known{{"slru", false, false}, run<slru>},
     known{{"ttl", true, false}, run<ttl>},
     known{{"priority", false, false}, run<priority_levels>},
+    known{{"gdsf", false, false}, run<gdsf>},
+    known{{"s3_fifo", false, false}, run<s3_fifo>},
+    known{{"two_q", false, false}, run<two_q>},
     known{{"belady", false, true}, run<belady, choosing::before, true>},
     known{{"belady_pinned", false, true}, run<belady, choosing::before, true>},
     known{{"belady_bypass", false, true}, run<belady, choosing::after, true>},
@@ -154,11 +163,19 @@ error wrong(const char* field, std::string value) {
   return {failure::usage, "bad_value", field, std::move(value)};
 }
 
-const known& known_policy(const std::string& name) {
+const known& known_policy(std::string_view name) {
   for (const known& k : table) {
     if (name == k.info.name) return k;
   }
-  throw error(failure::usage, "unknown_policy", "policy", name);
+  throw error(failure::usage, "unknown_policy", "policy", std::string(name));
+}
+
+eviction_choice settings_of(const std::string& policy) {
+  const parsed_eviction read = parse_eviction(policy);
+  if (read.ok()) return read.value;
+  std::string field("policy ");
+  field.append(read.key).append(" (").append(read.allowed).append(")");
+  throw error(failure::usage, "bad_value", std::move(field), std::string(read.text));
 }
 
 void check(const replay_options& how, const policy_info& policy) {
@@ -193,8 +210,14 @@ std::span<const policy_info> policies() {
   return infos;
 }
 
-replay_result replay(const traffic& of, const replay_options& how, const progress& tell) {
-  const known& policy = known_policy(how.policy);
+replay_result replay(const traffic& of, const replay_options& options, const replay_progress& tell) {
+  const std::string_view text = options.policy;
+  const known& policy = known_policy(text.substr(0, text.find(':')));
+  replay_options how = options;
+  eviction_choice choice;
+  const bool settings = text.find(':') != text.npos;
+  if (settings) choice = settings_of(options.policy);
+  if (settings && policy.info.timed) how.ttl_s = choice.value[0];
   check(how, policy.info);
   replay_result to;
   to.policy = how.policy;
@@ -203,7 +226,7 @@ replay_result replay(const traffic& of, const replay_options& how, const progres
   to.workers = how.workers;
   to.routing = how.routing;
   try {
-    policy.run(of, how, to, tell);
+    policy.run(of, how, settings ? choice.value : nullptr, to, tell);
   } catch (const std::bad_alloc&) {
     throw out_of_memory("capacity", how.capacity_blocks);
   }

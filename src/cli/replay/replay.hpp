@@ -24,7 +24,7 @@
 namespace kvcache::cli {
 
 /// Told now and then how many blocks of how many are done; empty for nobody.
-using progress = std::function<void(std::int64_t done, std::int64_t total)>;
+using replay_progress = std::function<void(std::int64_t done, std::int64_t total)>;
 
 /// Which worker gets a request.
 enum class route : std::uint8_t {
@@ -42,7 +42,7 @@ route route_of(std::string_view name);
 /// One policy that `replay` knows.
 struct policy_info {
   const char* name = nullptr;
-  bool timed = false;    ///< needs `ttl_s`
+  bool timed = false;    ///< needs a time to live
   bool optimum = false;  ///< knows the future
 };
 /// All of them, in the order in which they are best listed. `belady` is `belady_pinned`.
@@ -50,9 +50,9 @@ std::span<const policy_info> policies();
 
 /// What to replay.
 struct replay_options {
-  std::string policy = "lru";
-  std::int64_t capacity_blocks = -1;   ///< of all workers together; -1: without bound
-  double ttl_s = -1;                   ///< seconds after its last use that a block lives; ttl only
+  std::string policy = "lru";         ///< a name, maybe with settings: "s3_fifo:small=20,uses=1", "ttl:60"
+  std::int64_t capacity_blocks = -1;  ///< of all workers together; -1: without bound
+  double ttl_s = -1;  ///< seconds after its last use that a block lives; only ttl, unless its name says so
   std::int32_t workers = 1;            ///< each has floor(capacity / workers) blocks
   route routing = route::round_robin;  ///< no matter with one worker
   std::uint64_t seed = 0;              ///< of route::random
@@ -91,7 +91,7 @@ struct next_use {
 class traffic {
  public:
   /// Fails: error (bad_input) when the trace holds lengths only, (cannot_run) when memory is refused.
-  explicit traffic(const trace& of, const progress& tell = {});
+  explicit traffic(const trace& of, const replay_progress& tell = {});
 
   const trace& source() const { return *source_; }
   std::int64_t blocks() const { return static_cast<std::int64_t>(source_->units.size()); }
@@ -112,7 +112,7 @@ class traffic {
     std::vector<std::int64_t> first;  // [requests + 1], in runs
     std::vector<next_use> runs;
   };
-  bool count(std::int64_t most, const progress& tell);
+  bool count(std::int64_t most, const replay_progress& tell);
   void look_ahead() const;
 
   const trace* source_;
@@ -125,6 +125,6 @@ class traffic {
 
 /// Replays the whole trace. Fails: error (usage) for an unknown policy or a value out of range, (cannot_run)
 /// when memory is refused; nothing is returned then.
-replay_result replay(const traffic& of, const replay_options& how, const progress& tell = {});
+replay_result replay(const traffic& of, const replay_options& how, const replay_progress& tell = {});
 
 }  // namespace kvcache::cli

@@ -23,7 +23,7 @@ hit_count hits_of(const replay_result& r) {
 }  // namespace
 
 loss_summary summarize(const traffic& of, const replay_options& how, const replay_result& run,
-                       const progress& tell) {
+                       const replay_progress& tell) {
   hit_count alone = hits_of(run);
   if (how.workers > 1) {
     replay_options one = how;

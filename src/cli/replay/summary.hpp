@@ -27,6 +27,6 @@ struct loss_summary {
 /// Replays what is missing (unbounded, and one worker where `run` had several) beside `run`. For ttl the
 /// ceiling is that of lru and lost_to_capacity what its time costs. Fails: as `replay`.
 loss_summary summarize(const traffic& of, const replay_options& how, const replay_result& run,
-                       const progress& tell = {});
+                       const replay_progress& tell = {});
 
 }  // namespace kvcache::cli

@@ -2,13 +2,12 @@
 #include <limits>
 #include <new>
 
-#include "kvcache/core/fixed_array.hpp"
 #include "replay/path.hpp"
 #include "replay/replay.hpp"
 
 namespace kvcache::cli {
 
-traffic::traffic(const trace& of, const progress& tell) : source_(&of) {
+traffic::traffic(const trace& of, const replay_progress& tell) : source_(&of) {
   if (of.block_tokens <= 0) {
     throw error(failure::bad_input, "lengths_only", "block_tokens", std::to_string(of.block_tokens));
   }
@@ -20,12 +19,12 @@ traffic::traffic(const trace& of, const progress& tell) : source_(&of) {
     tokens_ += r.input_tokens;
   }
   // Ids that are chained in the file are nodes already; others may be several nodes each.
-  std::int64_t most = std::max<std::int64_t>(of.distinct, 1);
-  while (!count(most, tell)) most = std::min(2 * most, blocks());
+  std::int64_t most = std::min<std::int64_t>(of.distinct, blocks());
+  while (!count(most, tell)) most = std::min(2 * most + 1, blocks());
 }
 
 // One cache without bound, which counts nodes and hits. False when there are more than `most` nodes.
-bool traffic::count(std::int64_t most, const progress& tell) {
+bool traffic::count(std::int64_t most, const replay_progress& tell) {
   radix_tree tree = tree_of(most);
   std::vector<node_id> path(static_cast<std::size_t>(longest_));
   ceiling_ = {};

@@ -34,7 +34,7 @@ enum class choosing : std::uint8_t {
 
 /// Invariant between requests: a prefix-closed set of at most `room` nodes; candidates are all of them
 /// (monotone policy) or the leaves. Memory per node: 61 bytes and the policy's; 20 more unless the policy
-/// takes whole paths, 8 where it is timed, 8 where it learns.
+/// takes whole paths, 8 where it is timed, 8 where it remembers.
 template <eviction_policy E, choosing When = choosing::before, bool Future = false>
 class worker {
  public:
@@ -63,6 +63,7 @@ class worker {
  private:
   static constexpr bool timed = timed_eviction_policy<E>;
   static constexpr bool learning = learning_eviction_policy<E>;
+  static constexpr bool remembering = remembering_eviction_policy<E>;
   static constexpr bool after = When == choosing::after;
   // Whether E looks at what is known of a node; a monotone policy that takes whole paths does not.
   static constexpr bool informed = !path_eviction_policy<E>;
@@ -81,7 +82,7 @@ class worker {
     m.depth = k.depth;
     m.priority = k.priority;
     if constexpr (timed) m.time = nanoseconds(used_us_[index(n)]);
-    if constexpr (learning) m.print = print_[index(n)];
+    if constexpr (remembering) m.print = print_[index(n)];
     return m;
   }
   node_id at(std::int32_t i) const { return path_[static_cast<std::size_t>(i)]; }
@@ -124,7 +125,7 @@ worker<E, When, Future>::worker(const traffic& of, E policy, std::int64_t room, 
   tree_ = tree_of(most);
   const auto n = static_cast<std::size_t>(most);
   if (!evict_.create(static_cast<std::int32_t>(most), 1) || (informed && !known_.create(n)) ||
-      (timed && !used_us_.create(n)) || (learning && !print_.create(n))) {
+      (timed && !used_us_.create(n)) || (remembering && !print_.create(n))) {
     throw out_of_memory("capacity", most);
   }
   path_.resize(static_cast<std::size_t>(of.longest()));
@@ -143,7 +144,7 @@ void worker<E, When, Future>::serve(const traffic& of, std::int32_t r) {
   }
   extend_path(tree_, units, path_, hit_, stays);
   know(of, hit_, stays, r);
-  if constexpr (learning) tell_stored(units, hit_, stays);
+  if constexpr (remembering) tell_stored(units, hit_, stays);
   release(stays);
   if constexpr (after) {
     while (tree_.size() > room_) evict_one(0);
