@@ -60,7 +60,7 @@ class id_table {
   /// The number of digits too many for 64 bits (`decimal`), of a string, or of any bytes (`text`).
   std::int32_t of_bytes(std::string_view bytes, kind k);
 
-  /// The number of a string that is already there; -1 if it is not.
+  /// How many numbers were given out.
   std::int32_t size() const { return size_; }
 
   /// Forgets all ids; those to come get numbers of their own, also where they were seen before.
