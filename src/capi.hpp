@@ -14,6 +14,7 @@
 
 #include "check.hpp"
 #include "kvcache/cache.hpp"
+#include "kvcache/evict/parse.hpp"
 #include "kvcache/kvcache.h"
 #include "kvcache/quant/format.hpp"
 
@@ -27,7 +28,7 @@ struct host_cache {
   std::unique_ptr<host_sequence[]> sequence;  // [place]; closed before the cache goes
   fixed_array<uint64_t> id;                   // [place] handle of the live sequence there, 0 = none
   fixed_array<node_id> scratch;               // of peek
-  int32_t policy = 0;
+  eviction_choice policy;
   int32_t accounts = 1;
 };
 
@@ -65,7 +66,7 @@ inline kvc_status need(bool given, int32_t field, kvc_error* error, int64_t valu
 struct host_config {
   group_config group[max_groups]{};
   cache_config config{};
-  int32_t policy = 0;
+  eviction_choice policy;
 };
 kvc_status convert(const kvc_cache_config* in, host_config& out, kvc_error* error) noexcept;
 
@@ -76,9 +77,6 @@ kvc_status parse_formats(const char* const* text, int32_t n, int32_t layers, fix
 /// One group in C++ terms.
 kvc_status convert_group(const kvc_group_config& in, int64_t index, group_config& out,
                          kvc_error* error) noexcept;
-
-/// The policy of that number; holds nothing if memory was refused.
-any_eviction make_policy(int32_t policy) noexcept;
 
 /// Writes sizes into a checked kvc_geometry.
 void describe(const geometry& geo, kvc_geometry& out) noexcept;

@@ -1,38 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API of a cache as a whole: creation, step, counters, planner.
 #include <algorithm>
-#include <cstring>
-#include <iterator>
 #include <new>
 
 #include "capi.hpp"
-#include "kvcache/evict/lfu.hpp"
+#include "kvcache/core/text.hpp"
 #include "kvcache/plan.hpp"
 
 namespace kvcache::detail {
 namespace {
 
-struct named_policy {
-  const char* name;
-  any_eviction (*make)() noexcept;
-};
-template <class E>
-any_eviction made() noexcept {
-  return any_eviction(E{});
-}
-constexpr named_policy policies[] = {{"lru", &made<lru>}, {"lfu", &made<lfu>}};
-constexpr auto policy_count = static_cast<int32_t>(std::size(policies));
-
-kvc_status convert_policy(const char* name, int32_t& policy, kvc_error* error) noexcept {
-  policy = 0;
-  if (name == nullptr) return KVC_OK;
-  while (policy < policy_count && std::strcmp(policies[policy].name, name) != 0) ++policy;
-  return need(policy < policy_count, KVC_FIELD_EVICTION, error);
+kvc_status convert_policy(const char* text, eviction_choice& policy, kvc_error* error) noexcept {
+  if (text == nullptr) return KVC_OK;
+  const parsed_eviction read = parse_eviction(text);
+  policy = read.value;
+  return need(read.ok(), KVC_FIELD_EVICTION, error);
 }
 
 kvc_status build(const host_config& c, std::unique_ptr<host_cache>& out, kvc_error* error) noexcept {
   std::unique_ptr<host_cache> h(new (std::nothrow) host_cache);
-  any_eviction policy = make_policy(c.policy);
+  any_eviction policy = make_eviction(c.policy);
   if (h == nullptr || !policy.holds()) return fail(error, KVC_OUT_OF_MEMORY, KVC_FIELD_NONE);
   auto made = basic_cache<dynamic>::create(c.config, std::move(policy));
   if (!made) return fail(error, made.error());
@@ -85,10 +72,6 @@ void copy(const stats& s, kvc_stats& out) noexcept {
 }  // namespace
 
 static_assert(max_groups == KVC_MAX_GROUPS);
-
-any_eviction make_policy(int32_t policy) noexcept {
-  return policies[policy].make();
-}
 
 kvc_status convert(const kvc_cache_config* in, host_config& out, kvc_error* error) noexcept {
   KVC_TRY(check_struct(in, KVC_FIELD_CONFIG, error));
@@ -167,7 +150,7 @@ kvc_status kvc_cache_create(const kvc_cache_config* config, kvc_cache* cache, kv
 kvc_status kvc_cache_reset(kvc_cache cache, kvc_error* error) {
   host_cache* h = nullptr;
   KVC_TRY(find(cache, h, error));
-  any_eviction policy = make_policy(h->policy);
+  any_eviction policy = make_eviction(h->policy);
   if (!policy.holds()) return fail(error, KVC_OUT_OF_MEMORY, KVC_FIELD_NONE);
   return fail(error, h->cache.reset(std::move(policy)));
 }
@@ -178,6 +161,14 @@ kvc_status kvc_cache_evict(kvc_cache cache, int32_t n, int32_t* evicted, kvc_err
   KVC_TRY(need(n >= 0, KVC_FIELD_N, error, n));
   const int32_t gone = h->cache.evict(n);
   if (evicted != nullptr) *evicted = gone;
+  return KVC_OK;
+}
+
+kvc_status kvc_cache_set_time(kvc_cache cache, uint64_t ns, int32_t* expired, kvc_error* error) {
+  host_cache* h = nullptr;
+  KVC_TRY(find(cache, h, error));
+  const int32_t gone = h->cache.set_time(ns);
+  if (expired != nullptr) *expired = gone;
   return KVC_OK;
 }
 
@@ -287,7 +278,20 @@ kvc_status kvc_cache_check(kvc_cache cache, const char** broken, kvc_error* erro
 }
 
 const char* kvc_eviction_name(int32_t i) {
-  return i >= 0 && i < policy_count ? policies[i].name : nullptr;
+  return eviction_name(i);
+}
+
+kvc_status kvc_eviction_text(const char* text, char* out, size_t size, kvc_error* error) {
+  KVC_TRY(need(text != nullptr, KVC_FIELD_EVICTION, error));
+  KVC_TRY(need(out != nullptr || size == 0, KVC_FIELD_OUT, error));
+  const parsed_eviction read = parse_eviction(text);
+  if (read.ok()) {
+    (void)to_text(read.value, {out, size});
+    return KVC_OK;
+  }
+  text_out why(std::span<char>(out, size));
+  why.add(read.key).add(": '").add(read.text).add("'; allowed: ").add(read.allowed);
+  return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EVICTION);
 }
 
 kvc_status kvc_plan_cache(const kvc_cache_config* config, kvc_geometry* geometry, kvc_error* error) {

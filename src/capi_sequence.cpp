@@ -69,7 +69,10 @@ kvc_status check_options(const kvc_open_options* in, open_options& out, kvc_erro
   if (in == nullptr) return KVC_OK;
   KVC_TRY(check_struct(in, KVC_FIELD_OPTIONS, error));
   KVC_TRY(need(in->reserved == 0, KVC_FIELD_RESERVED, error, in->reserved));
-  out = {.account = in->account, .recompute = in->recompute != 0 ? in->recompute : 1};
+  out = {.account = in->account,
+         .recompute = in->recompute != 0 ? in->recompute : 1,
+         .priority = in->priority,
+         .priority_ms = in->priority_ms};
   return KVC_OK;
 }
 

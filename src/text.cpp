@@ -198,6 +198,7 @@ const char* kvc_field_text(int32_t field) {
                                           "k_rope",
                                           "v_aliases_k",
                                           "integer_dot",
+                                          "priority",
                                           "other"};
   static_assert(sizeof(names) / sizeof(names[0]) == KVC_FIELD_COUNT_);
   return field >= 0 && field < KVC_FIELD_COUNT_ ? names[field] : "unknown field";

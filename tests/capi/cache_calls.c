@@ -356,6 +356,110 @@ static void reset_policy(void) {
   OK(kvc_cache_destroy(cache, &error));
 }
 
+void capi_test_eviction_text(void) {
+  char text[96], again[96], small[4];
+  kvc_cache_config config;
+  kvc_group_config group;
+  kvc_cache cache = {0};
+  kvc_error error;
+  OK(kvc_eviction_text("ttl:60", text, sizeof text, &error));
+  IS(strcmp(text, "ttl:seconds=60") == 0);
+  OK(kvc_eviction_text("s3_fifo:uses=1", text, sizeof text, &error));
+  OK(kvc_eviction_text(text, again, sizeof again, &error));
+  IS(strcmp(text, "s3_fifo:small=10,uses=1") == 0 && strcmp(text, again) == 0);
+  OK(kvc_eviction_text("two_q", small, sizeof small, &error));
+  IS(strcmp(small, "two") == 0);
+  OK(kvc_eviction_text("two_q", NULL, 0, &error));
+  REFUSED(kvc_eviction_text("ttl:5m", text, sizeof text, &error), KVC_BAD_ARGUMENT, KVC_FIELD_EVICTION);
+  IS(strcmp(text, "seconds: '5m'; allowed: a whole number from 0 to 2147483647") == 0);
+  REFUSED(kvc_eviction_text(NULL, text, sizeof text, &error), KVC_BAD_ARGUMENT, KVC_FIELD_EVICTION);
+  REFUSED(kvc_eviction_text("lru", NULL, 4, &error), KVC_BAD_ARGUMENT, KVC_FIELD_OUT);
+  capi_small(&config, &group, 8);
+  config.eviction = "ttl:5m";
+  REFUSED(kvc_cache_create(&config, &cache, &error), KVC_BAD_ARGUMENT, KVC_FIELD_EVICTION);
+}
+
+static void store_text(kvc_cache cache, const int32_t* text, int32_t priority, uint32_t ms) {
+  const kvc_scope scope = capi_shared();
+  kvc_open_options options;
+  kvc_sequence sequence = {0};
+  kvc_error error;
+  memset(&options, 0, sizeof options);
+  options.struct_size = (uint32_t)sizeof options;
+  options.priority = priority;
+  options.priority_ms = ms;
+  OK(kvc_open(cache, &scope, text, 5, &options, &sequence, NULL, &error));
+  OK(kvc_extend(cache, sequence, 5, 0, NULL, &error));
+  OK(kvc_commit(cache, sequence, text, 5, NULL, &error));
+  OK(kvc_close(cache, sequence, &error));
+}
+static int32_t found(kvc_cache cache, const int32_t* text) {
+  const kvc_scope scope = capi_shared();
+  kvc_error error;
+  int32_t n = -1;
+  OK(kvc_peek(cache, &scope, text, 5, 1, &n, &error));
+  return n;
+}
+
+// What a request says of its importance, and for how long; what expires although nothing is short.
+void capi_test_time(void) {
+  const int32_t a[5] = {1, 2, 3, 4, 5}, b[5] = {6, 7, 8, 9, 10}, c[5] = {11, 12, 13, 14, 15};
+  const uint64_t second = 1000000000u;
+  const kvc_scope scope = capi_shared();
+  kvc_open_options options;
+  kvc_cache_config config;
+  kvc_group_config group;
+  kvc_sequence sequence = {0};
+  kvc_cache cache = {0};
+  kvc_error error;
+  int32_t n = -1;
+  capi_small(&config, &group, 8);
+  config.eviction = "priority";
+  OK(kvc_cache_create(&config, &cache, &error));
+  OK(kvc_cache_set_time(cache, second, &n, &error));
+  store_text(cache, a, 2, 5000);
+  store_text(cache, b, 0, 0);
+  store_text(cache, c, -1, 0);
+  OK(kvc_cache_evict(cache, 1, NULL, &error));
+  IS(found(cache, a) == 4 && found(cache, b) == 4 && found(cache, c) == 0);
+  OK(kvc_cache_set_time(cache, 6 * second, NULL, &error));  // the last moment of the level of a
+  store_text(cache, c, 0, 0);
+  OK(kvc_cache_evict(cache, 1, NULL, &error));
+  IS(found(cache, a) == 4 && found(cache, b) == 0 && found(cache, c) == 4);
+  OK(kvc_cache_set_time(cache, 6 * second + 1, &n, &error));
+  IS(n == 0);  // a level ends, nothing goes
+  OK(kvc_cache_evict(cache, 1, NULL, &error));
+  IS(found(cache, a) == 0 && found(cache, c) == 4);
+  memset(&options, 0, sizeof options);
+  options.struct_size = (uint32_t)sizeof options;
+  options.priority = 32768;
+  REFUSED(kvc_open(cache, &scope, a, 5, &options, &sequence, NULL, &error), KVC_BAD_ARGUMENT,
+          KVC_FIELD_PRIORITY);
+  IS(error.value == 32768);
+  OK(kvc_cache_destroy(cache, &error));
+
+  config.eviction = "ttl:10";
+  OK(kvc_cache_create(&config, &cache, &error));
+  OK(kvc_cache_set_time(cache, second, NULL, &error));
+  store_text(cache, a, 0, 0);
+  OK(kvc_cache_set_time(cache, 2 * second, NULL, &error));
+  store_text(cache, b, 0, 0);
+  OK(kvc_cache_set_time(cache, 11 * second, &n, &error));
+  IS(n == 0 && found(cache, a) == 4);
+  OK(kvc_cache_set_time(cache, 11 * second + 1, &n, &error));
+  IS(n == 1 && found(cache, a) == 0 && found(cache, b) == 4);
+  OK(kvc_cache_set_time(cache, second, &n, &error));  // does not run backwards
+  store_text(cache, b, 0, 0);                         // used again, ten more seconds
+  OK(kvc_cache_set_time(cache, 21 * second, &n, &error));
+  IS(n == 0 && found(cache, b) == 4);
+  OK(kvc_cache_reset(cache, &error));
+  OK(kvc_cache_set_time(cache, second, NULL, &error));  // of a new cache
+  store_text(cache, a, 0, 0);
+  OK(kvc_cache_set_time(cache, 12 * second, &n, &error));
+  IS(n == 1 && capi_count(cache).nodes_evicted == 1);
+  OK(kvc_cache_destroy(cache, &error));
+}
+
 void capi_test_reset(void) {
   const kvc_cache cache = capi_small_cache(8);
   const char* broken = "not asked";

@@ -48,6 +48,8 @@ void capi_test_drafts(void);
 void capi_test_lossy(void);
 void capi_test_step(void);
 void capi_test_evict(void);
+void capi_test_eviction_text(void);
+void capi_test_time(void);
 void capi_test_reset(void);
 void capi_test_retain(void);
 void capi_test_retain_refusals(void);

@@ -74,6 +74,12 @@ TEST_CASE("a step shows its commands and events until it ends") {
 TEST_CASE("evict frees what nobody holds, the end of a text first") {
   capi_test_evict();
 }
+TEST_CASE("an eviction policy is named by its text, and what is wrong with the text is said") {
+  capi_test_eviction_text();
+}
+TEST_CASE("levels end and units expire when the caller says that time has passed") {
+  capi_test_time();
+}
 TEST_CASE("a reset cache cannot be told from a new one") {
   capi_test_reset();
 }

@@ -139,14 +139,15 @@ class attacker {
   void create() {
     kvc_group_config groups[8];
     for (kvc_group_config& g : groups) g = any_group();
-    static const char* names[] = {"lru", "lfu", "", "no such policy"};
+    static const char* names[] = {"lru",     "lfu",   "slru", "ttl:1",          "priority", "gdsf",
+                                  "s3_fifo", "two_q", "",     "no such policy", "ttl:-1",   "lru:x"};
     int32_t limits[4] = {number(), 20, 40, number()};
     kvc_cache_config c{};
     c.struct_size = size(sizeof c);
     c.n_groups = random_() % 4 != 0 ? 1 + static_cast<int32_t>(random_() % 2) : within(8);
     c.groups = maybe(groups);
     c.capacity = random_() % 2 != 0 ? 0 : static_cast<int64_t>(random_() >> random_() % 64);
-    c.eviction = random_() % 3 == 0 ? nullptr : names[random_() % 2 + (random_() % 8 == 0 ? 2 : 0)];
+    c.eviction = random_() % 3 == 0 ? nullptr : names[random_() % 8 + (random_() % 8 == 0 ? 4 : 0)];
     c.account_limits = random_() % 2 == 0 ? limits : nullptr;
     c.n_accounts = random_() % 8 == 0 ? within(4) : (c.account_limits != nullptr ? 3 : 0);
     c.max_sequences = random_() % 8 == 0 ? within(100) : 5;
@@ -204,6 +205,8 @@ class attacker {
     o.struct_size = size(sizeof o);
     o.account = random_() % 4 == 0 ? number() : 0;
     o.recompute = random_() % 4 == 0 ? number() : 0;
+    o.priority = random_() % 4 == 0 ? number() : 0;
+    o.priority_ms = static_cast<uint32_t>(random_() % 4 == 0 ? number() : 0);
     any_text();
     kvc_sequence s{};
     int32_t n = 0;
@@ -372,6 +375,7 @@ class attacker {
         return;
       case 27:
         (void)kvc_cache_evict(c, random_() % 4 == 0 ? number() : 1, maybe(&n), error_);
+        (void)kvc_cache_set_time(c, random_() >> random_() % 64, maybe(&n), error_);
         return;
       case 28:
         if (random_() % 8 == 0) (void)kvc_cache_reset(c, error_);

@@ -99,6 +99,7 @@ static void stale_cache(kvc_cache bad, kvc_sequence s) {
   STALE(kvc_cache_destroy(bad, &error));
   STALE(kvc_cache_reset(bad, &error));
   STALE(kvc_cache_evict(bad, 1, &n, &error));
+  STALE(kvc_cache_set_time(bad, 1, &n, &error));
   STALE(kvc_cache_commands(bad, &commands, &n, &error));
   STALE(kvc_cache_gather_ids(bad, &ids, &n, &error));
   STALE(kvc_cache_events(bad, &events, &n, &error));
@@ -205,7 +206,7 @@ void capi_test_layout(void) {
   IS(sizeof(kvc_block_format) == 40 && sizeof(kvc_group_config) == 104 && sizeof(kvc_cache_config) == 80);
   IS(sizeof(kvc_group_geometry) == 56 && sizeof(kvc_geometry) == 64 + 8 * 56 &&
      sizeof(kvc_stats) == 8 + 17 * 8);
-  IS(sizeof(kvc_scope) == 88 && sizeof(kvc_open_options) == 16 && sizeof(kvc_lengths) == 32 + 8 * 4);
+  IS(sizeof(kvc_scope) == 88 && sizeof(kvc_open_options) == 24 && sizeof(kvc_lengths) == 32 + 8 * 4);
   IS(sizeof(kvc_drop) == 32);
   IS(sizeof(kvc_view) == 128 && sizeof(kvc_planes) == 96);
   IS(offsetof(kvc_geometry, memory) == 40 && offsetof(kvc_geometry, group) == 64);

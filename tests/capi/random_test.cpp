@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvcache/cache.hpp"
-#include "kvcache/evict/lfu.hpp"
+#include "kvcache/evict/parse.hpp"
 #include "kvcache/kvcache.h"
 #include "support/environment.hpp"
 
@@ -95,8 +95,7 @@ class twins {
                         .max_commands = s.max_commands,
                         .max_gathers = s.max_gathers != 0 ? s.max_gathers : 8,
                         .account_limits = s.limits};
-    const bool use_lfu = std::string(s.eviction) == "lfu";
-    auto made = cxx_cache::create(config, use_lfu ? any_eviction(lfu{}) : any_eviction(lru{}));
+    auto made = cxx_cache::create(config, make_eviction(parse_eviction(s.eviction).value));
     REQUIRE(made);
     cxx = std::move(*made);
     REQUIRE(kvc_cache_create(&c, &cache, nullptr) == KVC_OK);
@@ -259,10 +258,15 @@ class twins {
     o.struct_size = sizeof o;
     o.account = static_cast<int32_t>(random_() % (accounts_ + 1));
     o.recompute = number(6);
+    o.priority = random_() % 4 == 0 ? number(4) : 0;
+    o.priority_ms = static_cast<uint32_t>(random_() % 3);
     int32_t reused = -1;
     const auto n = static_cast<int32_t>(s.text.size());
-    auto opened =
-        cxx.open(s.text, d.cxx, {.account = o.account, .recompute = o.recompute == 0 ? 1 : o.recompute});
+    auto opened = cxx.open(s.text, d.cxx,
+                           {.account = o.account,
+                            .recompute = o.recompute == 0 ? 1 : o.recompute,
+                            .priority = o.priority,
+                            .priority_ms = o.priority_ms});
     agree(kvc_open(cache, &d.c, s.text.data(), n, &o, &s.c, &reused, &error), 0, opened);
     if (!opened) return;
     REQUIRE(reused == opened->reused());
@@ -343,6 +347,9 @@ class twins {
       const int32_t n = static_cast<int32_t>(random_() % 4);
       REQUIRE(kvc_cache_evict(cache, n, &c, nullptr) == KVC_OK);
       REQUIRE(c == cxx.evict(n));
+      time_ += random_() % 3 * 1'000'000;
+      REQUIRE(kvc_cache_set_time(cache, time_, &c, nullptr) == KVC_OK);
+      REQUIRE(c == cxx.set_time(time_));
       return;
     }
     const std::vector<int32_t> t = any_text();
@@ -380,6 +387,7 @@ class twins {
   }
 
   std::mt19937_64 random_;
+  uint64_t time_ = 0;
   size_t accounts_;
   kvc_scope inner_{};
 };
@@ -415,14 +423,15 @@ void drive(const char* name, const setting& s, uint64_t usual) {
 }  // namespace
 
 TEST_CASE("random operations through C answer as through C++: one group, least recently used") {
-  drive("capi one group", {{4}, {24}, {exact}, "lru", {}}, 1);
+  drive("capi one group", {{4}, {24}, {exact}, "ttl:0", {}}, 1);
 }
 TEST_CASE("random operations through C answer as through C++: two groups, accounts, least frequently used") {
   drive("capi two groups", {{8, 4}, {16, 30}, {exact, exact}, "lfu", {14, 40}, 9, 3, 2}, 2);
 }
 TEST_CASE("random operations through C answer as through C++: a lossy group beside an exact one") {
-  drive("capi lossy", {{4, 8}, {40, 20}, {packed, exact}, "lru", {60, 30, 20}, 0, 40}, 3);
+  drive("capi lossy", {{4, 8}, {40, 20}, {packed, exact}, "priority", {60, 30, 20}, 0, 40}, 3);
 }
 TEST_CASE("random operations through C answer as through C++: deferred seals beside exact first tokens") {
-  drive("capi deferred", {{8, 4, 2}, {20, 40, 12}, {deferred, packed, first_only}, "lru", {}, 0, 40}, 4);
+  drive("capi deferred",
+        {{8, 4, 2}, {20, 40, 12}, {deferred, packed, first_only}, "s3_fifo:30,uses=1", {}, 0, 40}, 4);
 }

@@ -28,7 +28,8 @@ TEST_CASE("a policy is read with its settings, and written so that it is read al
                                   {"lfu", "lfu"},
                                   {"fifo", "fifo"},
                                   {"slru", "slru"},
-                                  {"ttl:300", "ttl:seconds=300"},
+                                  {"ttl", "ttl:seconds=300"},
+                                  {"ttl:60", "ttl:seconds=60"},
                                   {"ttl:seconds=0", "ttl:seconds=0"},
                                   {"priority", "priority"},
                                   {"gdsf", "gdsf:even=2048"},
@@ -54,7 +55,7 @@ TEST_CASE("every policy that has a name is known by it", "[parse]") {
   int32_t n = 0;
   for (; eviction_name(n) != nullptr; ++n) {
     const std::string name = eviction_name(n);
-    const parsed_eviction p = parse_eviction(name == "ttl" ? "ttl:1" : name.c_str());
+    const parsed_eviction p = parse_eviction(name);
     REQUIRE(p.ok());
     CHECK(p.value.policy == n);
   }
@@ -68,11 +69,9 @@ TEST_CASE("wrong text is told the key, what was found and what is allowed", "[pa
   CHECK(wrong("") == "policy=: lru, lfu, fifo, slru, ttl, priority, gdsf, s3_fifo, two_q");
   CHECK(wrong("LRU").find("policy=LRU") == 0);
   CHECK(wrong("lru ").find("policy=lru ") == 0);
-  CHECK(wrong("ttl") == "seconds=: a whole number from 0 to 2147483647; it has no default");
-  CHECK(wrong("ttl:") == "seconds=: a whole number from 0 to 2147483647; it has no default");
-  CHECK(wrong("ttl:-1") == "seconds=-1: a whole number from 0 to 2147483647; it has no default");
-  CHECK(wrong("ttl:99999999999") ==
-        "seconds=99999999999: a whole number from 0 to 2147483647; it has no default");
+  CHECK(wrong("ttl:") == "seconds=: a whole number from 0 to 2147483647");
+  CHECK(wrong("ttl:-1") == "seconds=-1: a whole number from 0 to 2147483647");
+  CHECK(wrong("ttl:99999999999") == "seconds=99999999999: a whole number from 0 to 2147483647");
   CHECK(wrong("ttl:minutes=5") == "minutes=5: seconds");
   CHECK(wrong("ttl:5s").find("seconds=5s: a whole number") == 0);
   CHECK(wrong("lru:5") == "5=5: no keys");

@@ -72,7 +72,7 @@ typedef struct kvc_cache_config {
   int32_t n_groups;                ///< required: 1 to KVC_MAX_GROUPS
   const kvc_group_config* groups;  ///< required: [n_groups]
   int64_t capacity;      ///< bytes of all blocks; every group gets room for the same number of tokens
-  const char* eviction;  ///< policy by name, see kvc_eviction_name; NULL = "lru"
+  const char* eviction;  ///< policy by its text, see kvc_eviction_text; NULL = "lru"
   const int32_t* account_limits;  ///< [n_accounts] most blocks each may hold; NULL = one without a limit
   int32_t n_accounts;             ///< 0 with NULL
   int32_t max_sequences;          ///< open at the same time; 0 = 256
@@ -160,6 +160,12 @@ KVC_API kvc_status kvc_cache_reset(kvc_cache cache, kvc_error* error);
 /// KVC_STALE_HANDLE. Cost: O(1) each for lru, O(log) otherwise.
 KVC_API kvc_status kvc_cache_evict(kvc_cache cache, int32_t n, int32_t* evicted, kvc_error* error);
 
+/// Says what time it is, in ns of any clock that does not run backwards (an earlier time is ignored), for
+/// policies that heed it: units whose time to live is over leave ("ttl"; `expired`, which may be NULL, is how
+/// many), levels whose duration is over end ("priority"). The time is 0 until it is set. Fails:
+/// KVC_STALE_HANDLE. Cost: O(accounts + units that leave).
+KVC_API kvc_status kvc_cache_set_time(kvc_cache cache, uint64_t ns, int32_t* expired, kvc_error* error);
+
 /// Byte movements queued since the last end_step, to be run stage by stage before the step's appends
 /// (kvc_cpu_run, or an engine's own kernels). Owns: the cache; valid until the next verb. Fails:
 /// KVC_BAD_ARGUMENT, KVC_STALE_HANDLE. Cost: O(1).
@@ -214,8 +220,14 @@ KVC_API kvc_status kvc_cache_geometry(kvc_cache cache, kvc_geometry* geometry, k
 /// O(blocks + nodes + tables); allocates.
 KVC_API kvc_status kvc_cache_check(kvc_cache cache, const char** broken, kvc_error* error);
 
-/// Name of the i-th eviction policy, NULL past the last: "lru", "lfu". Thread safety: any thread.
+/// Name of the i-th eviction policy, NULL past the last: "lru", "lfu", ... Thread safety: any thread.
 KVC_API const char* kvc_eviction_name(int32_t i);
+
+/// Reads an eviction policy, in the grammar of evict/parse.hpp: a name, or one with settings such as
+/// "ttl:seconds=300". Writes to `out` [size] (may be NULL with size 0), as far as it fits and always ending
+/// with 0, the policy with all its settings, or what is wrong: the key, what was found, what is allowed.
+/// Fails: KVC_BAD_ARGUMENT (field EVICTION). Thread safety: any thread.
+KVC_API kvc_status kvc_eviction_text(const char* text, char* out, size_t size, kvc_error* error);
 
 /// What kvc_cache_create would build, without building it: blocks, bytes per block, bytes of everything.
 /// Requires: geometry->struct_size set. Fails: as kvc_cache_create. Thread safety: any thread.

@@ -61,6 +61,11 @@ typedef struct kvc_open_options {
   uint32_t struct_size;  ///< sizeof(kvc_open_options)
   int32_t account;       ///< who is charged
   int32_t recompute;     ///< last tokens of the prompt that must not come from the cache; 0 = 1, the least
+  /// Level of what the sequence finds and commits, -32,768 to 32,767, for a policy that heeds it
+  /// ("priority"): a lower one goes first. A prefix that several requests use has the highest level of
+  /// theirs.
+  int32_t priority;
+  uint32_t priority_ms;  ///< how long after each use that holds (kvc_cache_set_time), then 0; 0 = for ever
   int32_t reserved;      ///< 0
 } kvc_open_options;
 

@@ -25,7 +25,7 @@ class gdsf {
   /// Starts over, empty. Fails: out_of_memory; then nothing has changed.
   status create(int32_t nodes, int32_t lanes) noexcept {
     fixed_array<uint64_t> fresh;
-    if (!fresh.create(static_cast<size_t>(lanes))) return {errc::out_of_memory, "lanes", lanes};
+    if (!fresh.create(static_cast<size_t>(lanes))) return {errc::out_of_memory, "nodes", nodes};
     if (status s = heaps_.create(nodes, lanes); !s) return s;
     floor_ = std::move(fresh);
     return {};

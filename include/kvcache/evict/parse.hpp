@@ -48,7 +48,7 @@ namespace detail {
 
 struct eviction_key_info {
   const char* name;  // null = no key
-  int32_t usual;     // below `least` = required
+  int32_t usual;
   int32_t least;
   int32_t most;
 };
@@ -70,7 +70,7 @@ inline constexpr eviction_info known_evictions[] = {
     {"slru", &make_plain<slru>, {}},
     {"ttl",
      [](const int32_t* v) noexcept { return any_eviction(ttl(static_cast<uint64_t>(v[0]) * 1'000'000'000)); },
-     {{"seconds", -1, 0, INT32_MAX}}},
+     {{"seconds", 300, 0, INT32_MAX}}},
     {"priority", &make_plain<priority_levels>, {}},
     {"gdsf",
      [](const int32_t* v) noexcept { return any_eviction(gdsf(v[0])); },
@@ -93,7 +93,6 @@ inline void list_keys(const eviction_info& e, text_out& t) noexcept {
 
 inline void list_range(const eviction_key_info& k, text_out& t) noexcept {
   t.add("a whole number from ").add(k.least).add(" to ").add(k.most);
-  if (k.usual < k.least) t.add("; it has no default");
 }
 
 // Reads "key=value", or a bare value if it is the first item. `given` has a bit per key that was seen.
@@ -156,13 +155,6 @@ inline parsed_eviction parse_eviction(std::string_view text) noexcept {
   for (bool more = keys.data() != nullptr && name.size() < text.size(); more && out.ok(); first = false) {
     more = keys.find(',') != std::string_view::npos;
     detail::read_item(detail::cut(keys, ','), first, e, given, out);
-  }
-  for (int32_t k = 0; k < 2 && out.ok(); ++k) {
-    const detail::eviction_key_info& info = e.key[k];
-    if (info.name == nullptr || (given >> k & 1) != 0 || info.usual >= info.least) continue;
-    out.key = info.name;
-    detail::text_out t(out.allowed);
-    detail::list_range(info, t);
   }
   return out;
 }
