@@ -70,6 +70,12 @@ std::string describe(const error& e) {
   return harmless(e.what());
 }
 
+std::string concat(std::initializer_list<std::string_view> parts) {
+  std::string out;
+  for (const std::string_view part : parts) out += part;
+  return out;
+}
+
 std::string count_text(std::int64_t n) {
   std::string digits = std::to_string(n);
   const std::size_t first = n < 0 ? 1 : 0;

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ json to_json(const error& e);
 
 /// The error for a terminal: one line without control characters, as names may come from a hostile file.
 std::string describe(const error& e);
+
+/// The parts one after the other.
+std::string concat(std::initializer_list<std::string_view> parts);
 
 /// "1,234,567"
 std::string count_text(std::int64_t n);
