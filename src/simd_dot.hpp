@@ -399,25 +399,6 @@ void dot_passes(int64_t rows, dot_pass p) {
 
 // ---- a tile ----
 
-/// with_code of integers.
-template <class F>
-HWY_INLINE void with_integers(int32_t type, F f) {
-  switch (type) {
-    case KVC_U8:
-      return f(std::integral_constant<int, KVC_U8>());
-    case KVC_U6:
-      return f(std::integral_constant<int, KVC_U6>());
-    case KVC_U5:
-      return f(std::integral_constant<int, KVC_U5>());
-    case KVC_U4:
-      return f(std::integral_constant<int, KVC_U4>());
-    case KVC_U3:
-      return f(std::integral_constant<int, KVC_U3>());
-    default:
-      return f(std::integral_constant<int, KVC_U2>());
-  }
-}
-
 /// Scores of the exempt keys at the front of the tile, by the rule of open ones.
 void score_exempt(const kvc_kv& kv, const std::byte* keys, int64_t rows, const float* q, float* w) {
   const int32_t dim = kv.dim_k;
@@ -488,7 +469,7 @@ void score_dots(const attend_item& item, const attend_scratch& s, const tile& t,
     const bool halves = round_queries(item, t, item.head + h, q, s.q_bytes, s.q_dots);
     const dot_pass pass{codes, s.q_bytes, s.q_dots, dim, halves, w};
     point_at_halves(item, t, item.head + h, k);
-    with_integers(kv.k.type, [&](auto type) {
+    with_code<false>(kv.k.type, [&](auto type) {
       constexpr int Type = decltype(type)::value;
       spread_codes<Type>(k, dim, codes);
       if (HWY_TARGET == HWY_AVX3 && vnni)

@@ -163,14 +163,14 @@ void add_codes(int64_t rows, const packed_view& v, uint64_t seen, const float* w
   });
 }
 
-/// Calls f with the type as a constant.
-template <class F>
+/// Calls f with the type as a constant; without Floats of integer codes only.
+template <bool Floats = true, class F>
 HWY_INLINE void with_code(int32_t type, F f) {
+  if constexpr (Floats) {
+    if (type == KVC_E4M3) return f(std::integral_constant<int, KVC_E4M3>());
+    if (type == KVC_E5M2) return f(std::integral_constant<int, KVC_E5M2>());
+  }
   switch (type) {
-    case KVC_E4M3:
-      return f(std::integral_constant<int, KVC_E4M3>());
-    case KVC_E5M2:
-      return f(std::integral_constant<int, KVC_E5M2>());
     case KVC_U8:
       return f(std::integral_constant<int, KVC_U8>());
     case KVC_U6:

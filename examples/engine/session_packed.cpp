@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kvcache/cache/compatible.hpp"
 #include "kvcache/retain/sliding_window.hpp"
 #include "kvcache/retain/streaming_llm.hpp"
 #include "library_terms.hpp"
@@ -59,19 +60,23 @@ status check_together(const kvcache::retention& asked, drop_mode mode, const cac
     return refuse("keys are turned by their slots when they are read; allowed: full, or rope=after");
   if (policy.budget.scope != kvcache::budget_scope::uniform)
     return refuse("a length for each head, but packed blocks hold all heads; allowed: budget=uniform");
-  const keep_plan late = policy.policy.plan(
-      {.held = 1 << 28, .incoming = 0, .unit = config.block_size, .prefill_end = mode == drop_mode::oneshot});
-  const bool blocks = late.form == drop_form::whole_blocks;
-  if (blocks && late.move_sinks)
+  const auto when =
+      mode == drop_mode::oneshot ? kvcache::drop_times::prompt_end : kvcache::drop_times::every_token;
+  const kvcache::status fit =
+      kvcache::compatible(policy, config.formats, config.block_size, config.deferred, when);
+  const std::string_view field = fit ? "" : fit.field;
+  // A deferred text is copied into a new one when tokens go, all of it exact: whatever comes first there
+  // stays so.
+  if (fit || (config.deferred && field == "sinks")) return {};
+  if (field == "move_sinks")
     return refuse("sinks are moved, but codes cannot be turned; allowed: positions=text");
-  if (config.deferred) return {};
-  if (!blocks)
+  if (field == "sinks")
+    return refuse("exact first tokens go with their block; allowed: sinks that stay, or exempt=none");
+  if (field == "sealed")
     return refuse(
         "single tokens go, but codes that were packed together stay together; allowed: the mode "
         "oneshot, or policies that drop whole blocks (window, streaming_llm)");
-  if (late.sinks < config.formats.front().exempt)
-    return refuse("exact first tokens go with their block; allowed: sinks that stay, or exempt=none");
-  return {};
+  return to_error(fit);
 }
 
 // What the rows need beside tables: texts on packed blocks share one table and hold slots in order.
