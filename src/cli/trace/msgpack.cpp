@@ -38,7 +38,12 @@ class packed_bytes {
   }
   void begin_payload() { used_ = 0; }
   /// The end of the file, or of what one payload may take.
-  bool stops() { return used_ > longest_payload || at_end(); }
+  bool stops() {
+    missed_ = used_ <= longest_payload && at_end();
+    return missed_ || too_long();
+  }
+  /// Whether a byte was wanted behind the end of the file.
+  bool missed() const { return missed_; }
   bool too_long() const { return used_ > longest_payload; }
 
  private:
@@ -46,7 +51,7 @@ class packed_bytes {
   std::vector<char> buffer_;
   std::size_t at_ = 0, size_ = 0;
   std::int64_t used_ = 0;
-  bool ended_ = false;
+  bool ended_ = false, missed_ = false;
 };
 
 /// What the msgpack reader of nlohmann-json walks along.
@@ -193,7 +198,7 @@ class json_source final : public byte_source {
                                                 nlohmann::json::input_format_t::msgpack, false);
     if (!good) {
       const char* code = writer.too_deep() ? "too_deep" : bytes_.too_long() ? "too_long" : nullptr;
-      if (code == nullptr) code = bytes_.at_end() ? "truncated" : "damaged";
+      if (code == nullptr) code = bytes_.missed() ? "truncated" : "damaged";
       throw error(failure::bad_input, code, "msgpack payload", "", name(), payload_);
     }
     text_.push_back('\n');

@@ -52,6 +52,7 @@ class session_reader {
   }
 
   void read_element(time_order& order) {
+    in_.peek();
     const std::int64_t line = in_.line(), from = out_.requests();
     request_facts facts;
     facts.has_blocks = false;
