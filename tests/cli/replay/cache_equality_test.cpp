@@ -56,7 +56,7 @@ totals serve(const trace& t, const char* policy, int32_t room) {
 
 TEST_CASE("the replay hits what the cache of the library hits, under every policy", "[replay]") {
   std::mt19937_64 random(test::test_seed("cache", 31));
-  for (int64_t i = 0; i < test::effort(400); ++i) {
+  for (int64_t i = 0; i < test::effort(1000); ++i) {
     const auto any = [&](int least, int most) { return least + int(random() % uint64_t(most - least + 1)); };
     const trace t = test::random_trace(random, {any(1, 60), any(1, 8), any(1, 4), any(2, 12)});
     const cli::traffic ready(t);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,8 +57,15 @@ inline std::vector<std::vector<int>> next_uses(const forest& f) {
 /// One cache of the family "prefix-closed, pinned", and the optimum with bypass.
 class cache {
  public:
-  cache(const forest& f, const std::vector<std::vector<int>>& next, std::string policy, std::int64_t room)
-      : f_(f), next_(next), policy_(std::move(policy)), room_(room), state_(std::size_t(f.nodes())) {}
+  /// `ordered`: victims come from a set in the order of keys instead of a look at all.
+  cache(const forest& f, const std::vector<std::vector<int>>& next, std::string policy, std::int64_t room,
+        bool ordered)
+      : f_(f),
+        next_(next),
+        policy_(std::move(policy)),
+        room_(room),
+        ordered_(ordered),
+        state_(std::size_t(f.nodes())) {}
 
   std::int64_t hits(int r) const {
     std::int64_t k = 0;
@@ -74,32 +82,38 @@ class cache {
     const std::int64_t m = bypass ? n : std::min(n, room_);
     for (std::int64_t i = 0; i < k; ++i) touch(path[std::size_t(i)], r, i);
     if (!bypass) {
-      for (std::int64_t i = 0; i < k; ++i) at(path[std::size_t(i)]).pinned = true;
-      while (std::int64_t(resident_.size()) + (m - k) > room_) evict();
-      for (std::int64_t i = 0; i < k; ++i) at(path[std::size_t(i)]).pinned = false;
+      for (std::int64_t i = 0; i < k; ++i) pin(path[std::size_t(i)], true);
+      while (count_ + (m - k) > room_) evict();
+      for (std::int64_t i = 0; i < k; ++i) pin(path[std::size_t(i)], false);
     }
     for (std::int64_t i = k; i < m; ++i) {
       node& x = at(path[std::size_t(i)]);
       x.resident = true;
       x.born = r;
       x.uses = 0;
-      if (i > 0) ++at(path[std::size_t(i - 1)]).children;
-      resident_.push_back(path[std::size_t(i)]);
+      if (i > 0) {
+        ++at(path[std::size_t(i - 1)]).children;
+        refresh(path[std::size_t(i - 1)]);
+      }
+      ++count_;
+      if (!ordered_) resident_.push_back(path[std::size_t(i)]);
       touch(path[std::size_t(i)], r, i);
     }
-    while (bypass && std::int64_t(resident_.size()) > room_) evict();
+    while (bypass && count_ > room_) evict();
     missed += n - k;
   }
 
-  std::int64_t resident() const { return std::int64_t(resident_.size()); }
+  std::int64_t resident() const { return count_; }
   std::int64_t evictions = 0, missed = 0;
 
  private:
+  using key = std::array<std::int64_t, 4>;
   struct node {
     bool resident = false, pinned = false;
     int children = 0, born = 0, last = 0, uses = 0, next = never;
+    bool listed = false;
+    key listed_as{};
   };
-  using key = std::array<std::int64_t, 4>;
 
   node& at(int n) { return state_[std::size_t(n)]; }
   const node& at(int n) const { return state_[std::size_t(n)]; }
@@ -107,6 +121,21 @@ class cache {
     at(n).last = r;
     ++at(n).uses;
     at(n).next = next_[std::size_t(r)][std::size_t(i)];
+    refresh(n);
+  }
+  void pin(int n, bool pinned) {
+    at(n).pinned = pinned;
+    refresh(n);
+  }
+  bool candidate(int n) const { return at(n).resident && at(n).children == 0 && !at(n).pinned; }
+  /// Something of the node has changed.
+  void refresh(int n) {
+    if (!ordered_) return;
+    node& x = at(n);
+    if (x.listed) order_.erase({x.listed_as, n});
+    x.listed = candidate(n);
+    x.listed_as = key_of(n);
+    if (x.listed) order_.insert({x.listed_as, n});
   }
   key key_of(int n) const {
     const node& x = at(n);
@@ -118,28 +147,34 @@ class cache {
     return {-std::int64_t{x.next}, deep, n, 0};  // both optima
   }
   void evict() {
-    int gone = -1;
-    key least{};
-    for (const int n : resident_) {
-      if (at(n).children > 0 || at(n).pinned) continue;
-      const key k = key_of(n);
-      if (gone < 0 || k < least) {
-        gone = n;
-        least = k;
-      }
-    }
+    const int gone = ordered_ ? order_.begin()->second : least_of_all();
     at(gone).resident = false;
+    refresh(gone);
+    --count_;
     ++evictions;
-    if (const int above = f_.parent[std::size_t(gone)]; above >= 0) --at(above).children;
-    resident_.erase(std::find(resident_.begin(), resident_.end(), gone));
+    if (const int above = f_.parent[std::size_t(gone)]; above >= 0) {
+      --at(above).children;
+      refresh(above);
+    }
+    if (!ordered_) resident_.erase(std::find(resident_.begin(), resident_.end(), gone));
+  }
+  int least_of_all() const {
+    int best = -1;
+    for (const int n : resident_) {
+      if (candidate(n) && (best < 0 || key_of(n) < key_of(best))) best = n;
+    }
+    return best;
   }
 
   const forest& f_;
   const std::vector<std::vector<int>>& next_;
   std::string policy_;
   std::int64_t room_;
+  bool ordered_;
   std::vector<node> state_;
-  std::vector<int> resident_;
+  std::int64_t count_ = 0;
+  std::vector<int> resident_;            // unless ordered
+  std::set<std::pair<key, int>> order_;  // if ordered: the candidates
 };
 
 struct outcome {
@@ -156,9 +191,9 @@ inline void count(const trace& t, int r, std::int64_t hits, outcome& to) {
 
 /// `route` as in the options; random is not here.
 inline outcome replay(const trace& t, const forest& f, const std::string& policy, std::int64_t capacity,
-                      int workers = 1, const std::string& route = "round_robin") {
+                      int workers = 1, const std::string& route = "round_robin", bool ordered = false) {
   const auto next = next_uses(f);
-  std::vector<cache> w(std::size_t(workers), cache(f, next, policy, capacity / workers));
+  std::vector<cache> w(std::size_t(workers), cache(f, next, policy, capacity / workers, ordered));
   outcome to;
   double area = 0, sum = 0;
   for (int r = 0; r < int(t.requests.size()); ++r) {

@@ -7,14 +7,20 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <set>
 #include <string>
 
 #include "error.hpp"
 #include "naive.hpp"
 #include "random_trace.hpp"
+#include "replay/curve.hpp"
 #include "replay/summary.hpp"
 #include "support/environment.hpp"
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 using namespace kvcache::cli;
 using kvcache::test::add;
@@ -75,7 +81,7 @@ trace chain(std::initializer_list<std::vector<std::int32_t>> paths) {
 
 TEST_CASE("every leaf policy finds what a naive replay of the definitions finds", "[replay]") {
   std::mt19937_64 random(kvcache::test::test_seed("replay", 7));
-  for (std::int64_t i = 0; i < kvcache::test::effort(4000); ++i) {
+  for (std::int64_t i = 0; i < kvcache::test::effort(8000); ++i) {
     const trace t = random_trace(random, any_shape(random));
     const naive::forest f(t);
     const traffic ready(t);
@@ -84,13 +90,16 @@ TEST_CASE("every leaf policy finds what a naive replay of the definitions finds"
     for (const std::string& policy : leaf_policies) {
       CAPTURE(i, policy, capacity);
       same(replay(ready, options(policy, capacity)), naive::replay(t, f, policy, capacity));
+      // The same with an ordered set, which the large traces need.
+      const naive::outcome quick = naive::replay(t, f, policy, capacity, 1, "round_robin", true);
+      same(replay(ready, options(policy, capacity)), quick);
     }
   }
 }
 
 TEST_CASE("workers and routes find what a naive replay of them finds", "[replay]") {
   std::mt19937_64 random(kvcache::test::test_seed("routes", 8));
-  for (std::int64_t i = 0; i < kvcache::test::effort(2000); ++i) {
+  for (std::int64_t i = 0; i < kvcache::test::effort(4000); ++i) {
     const trace t = random_trace(random, any_shape(random));
     const naive::forest f(t);
     const traffic ready(t);
@@ -127,7 +136,7 @@ TEST_CASE("blocks that live for a time are hits up to its last moment", "[replay
 TEST_CASE("no choice of victims finds more than Belady's, pinned or with bypass", "[replay]") {
   std::mt19937_64 random(kvcache::test::test_seed("belady", 10));
   std::int64_t cases = 0;
-  for (std::int64_t i = 0; cases < kvcache::test::effort(2000); ++i) {
+  for (std::int64_t i = 0; cases < kvcache::test::effort(5000); ++i) {
     const trace t = random_trace(random, {2 + int(random() % 9), 4, 2, 6});
     const naive::forest f(t);
     if (f.nodes() > 11) continue;
@@ -347,4 +356,49 @@ TEST_CASE("refused memory is an error of its own, not a crash", "[replay]") {
     CHECK((WIFEXITED(ended) && WEXITSTATUS(ended) == 0));
   }
 }
+
+#if defined(__GLIBC__)
+namespace {
+
+std::int64_t bytes_in_use() {
+  const struct mallinfo2 m = mallinfo2();
+  return std::int64_t(m.uordblks) + std::int64_t(m.hblkhd);
+}
+
+/// Most bytes while `act`, which takes a replay_progress, runs.
+template <class Act>
+std::int64_t peak_of(Act act) {
+  const std::int64_t before = bytes_in_use();
+  std::int64_t most = 0;
+  act([&](std::int64_t, std::int64_t) { most = std::max(most, bytes_in_use() - before); });
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("a replay takes no more than 128 bytes per distinct block beside the trace", "[replay]") {
+  trace t;
+  t.block_tokens = 4;
+  std::vector<std::int32_t> ids(500);
+  for (std::int32_t r = 0; r < 1000; ++r) {
+    // Each request goes on with the first half of the one before.
+    for (std::int32_t i = 250; i < 500; ++i) ids[std::size_t(i)] = 250 * r + i;
+    add(t, r, 2000, ids);
+    std::rotate(ids.begin() + 100, ids.begin() + 350, ids.end());
+  }
+  std::int64_t nodes = 0;
+  const std::int64_t of_traffic =
+      peak_of([&](const replay_progress& tell) { nodes = traffic(t, tell).nodes(); });
+  REQUIRE(nodes > 200'000);
+  CHECK(of_traffic <= 128 * nodes);
+  const traffic ready(t);
+  for (const char* policy : {"lru", "fifo", "lfu", "slru", "ttl:9", "gdsf", "belady", "belady_bypass"}) {
+    CAPTURE(policy, nodes);
+    CHECK(peak_of([&](const replay_progress& tell) { replay(ready, options(policy, -1), tell); }) <=
+          128 * nodes);
+  }
+  CHECK(peak_of([&](const replay_progress& tell) { lru_curve(ready, 1, 0, tell); }) <= 128 * nodes);
+  CHECK(peak_of([&](const replay_progress& tell) { lru_curve(ready, 0.01, 0, tell); }) <= 3 * nodes);
+}
+#endif
 #endif
