@@ -219,7 +219,11 @@ std::string plain(std::string_view name) {
   for (char& c : text) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
-  constexpr std::string_view endings[] = {"-instruct", "-chat", "-hf", "-it", "-base", "-pt", "-bf16"};
+  for (const std::string_view tuned : {"-instruct", "-chat"}) {
+    if (const std::size_t at = text.find(tuned); at != std::string::npos && at != 0)
+      text.erase(at, tuned.size());
+  }
+  constexpr std::string_view endings[] = {"-hf", "-it", "-base", "-pt", "-bf16"};
   for (bool again = true; again;) {
     again = false;
     for (const std::string_view ending : endings) {

@@ -43,13 +43,13 @@ std::string text_of(const pool& p) {
 // What the library says of a format and a shape, in words of the command line.
 [[noreturn]] void refuse(const status& s, const pool& p, const kv_choice& kv) {
   const std::string field = s.field;
+  if (p.shape.v_aliases_k && lossy(p.format)) {
+    throw error(failure::cannot_run, "unsupported", "--kv", kv.text)
+        .wanting("f32, f16 or bf16: the library does not pack latents (MLA)");
+  }
   if (field == "block_size") {
     throw error(failure::usage, "bad_value", "--block", std::to_string(s.value))
         .wanting(lossy(p.format) ? "32, 64 or 128 for packed formats" : "a power of two up to 65536");
-  }
-  if (field == "v_aliases_k") {
-    throw error(failure::cannot_run, "unsupported", "--kv", kv.text)
-        .wanting("f32, f16 or bf16: the library does not pack latents (MLA)");
   }
   if (s.code == errc::unsupported) {
     throw error(failure::cannot_run, "unsupported", "--kv " + field, std::to_string(s.value))
