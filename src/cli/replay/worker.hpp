@@ -33,7 +33,7 @@ enum class choosing : std::uint8_t {
 };
 
 /// Invariant between requests: a prefix-closed set of at most `room` nodes; candidates are all of them
-/// (monotone policy) or the leaves. Memory per node: 61 bytes and the policy's; 20 more unless the policy
+/// (monotone policy) or the leaves. Memory per node: 57 bytes and the policy's; 20 more unless the policy
 /// takes whole paths, 8 where it is timed, 8 where it remembers.
 template <eviction_policy E, choosing When = choosing::before, bool Future = false>
 class worker {
