@@ -3,8 +3,16 @@
 // the group and 16 of the leaf's own, inserted group by group or in random order. The limit is one load from
 // a random place of as much memory as the control plane of that tree takes.
 #include <memory>
+#include <string>
 
+#include "kvcache/evict/fifo.hpp"
+#include "kvcache/evict/gdsf.hpp"
 #include "kvcache/evict/lfu.hpp"
+#include "kvcache/evict/priority.hpp"
+#include "kvcache/evict/s3_fifo.hpp"
+#include "kvcache/evict/slru.hpp"
+#include "kvcache/evict/ttl.hpp"
+#include "kvcache/evict/two_q.hpp"
 #include "support/limits.hpp"
 #include "support/rounds.hpp"
 #include "support/traffic.hpp"
@@ -14,8 +22,9 @@ namespace {
 using namespace bench;
 using namespace kvcache;
 
-struct serving_lfu : serving {
-  using eviction_type = lfu;
+template <class E>
+struct serving_by : serving {
+  using eviction_type = E;
 };
 
 constexpr int32_t groups = 205, leaves = 200;
@@ -125,22 +134,25 @@ void refuse_while_all_pinned(benchmark::State& state) {
   report(state, "ns/call", work, at_most_ns(20));
 }
 
-void evict_lru(benchmark::State& state, int32_t at_once, insertion how) {
-  evict<serving>(state, at_once, how);
-}
-void evict_lfu(benchmark::State& state, int32_t at_once, insertion how) {
-  evict<serving_lfu>(state, at_once, how);
+constexpr auto in_order = insertion::in_order, scattered = insertion::scattered;
+
+/// One and 256 at once, where the leaves went in and came back in order, and where they did not.
+template <class E>
+bool evict_by(const std::string& policy) {
+  const auto add = [&](const std::string& row, int32_t at_once, insertion how) {
+    benchmark::RegisterBenchmark((row + policy + (how == scattered ? "_shuffled" : "")).c_str(),
+                                 [=](benchmark::State& s) { evict<serving_by<E>>(s, at_once, how); })
+        ->UseManualTime();
+  };
+  for (const insertion how : {in_order, scattered}) add("W7/evict_1_", 1, how);
+  for (const insertion how : {in_order, scattered}) add("W8/evict_256_", 256, how);
+  return true;
 }
 
-constexpr auto in_order = insertion::in_order, scattered = insertion::scattered;
-BENCHMARK_CAPTURE(evict_lru, w7, 1, in_order)->Name("W7/evict_1_lru")->UseManualTime();
-BENCHMARK_CAPTURE(evict_lru, w7s, 1, scattered)->Name("W7/evict_1_lru_shuffled")->UseManualTime();
-BENCHMARK_CAPTURE(evict_lfu, w7, 1, in_order)->Name("W7/evict_1_lfu")->UseManualTime();
-BENCHMARK_CAPTURE(evict_lfu, w7s, 1, scattered)->Name("W7/evict_1_lfu_shuffled")->UseManualTime();
-BENCHMARK_CAPTURE(evict_lru, w8, 256, in_order)->Name("W8/evict_256_lru")->UseManualTime();
-BENCHMARK_CAPTURE(evict_lru, w8s, 256, scattered)->Name("W8/evict_256_lru_shuffled")->UseManualTime();
-BENCHMARK_CAPTURE(evict_lfu, w8, 256, in_order)->Name("W8/evict_256_lfu")->UseManualTime();
-BENCHMARK_CAPTURE(evict_lfu, w8s, 256, scattered)->Name("W8/evict_256_lfu_shuffled")->UseManualTime();
+const bool all_policies = evict_by<lru>("lru") && evict_by<lfu>("lfu") && evict_by<fifo>("fifo") &&
+                          evict_by<slru>("slru") && evict_by<ttl>("ttl") &&
+                          evict_by<priority_levels>("priority") && evict_by<gdsf>("gdsf") &&
+                          evict_by<s3_fifo>("s3_fifo") && evict_by<two_q>("two_q");
 BENCHMARK(evict_on_demand)->Name("W7/extend_evicts_1_lru")->UseManualTime();
 BENCHMARK(refuse_while_all_pinned)->Name("W9/refuse_while_all_pinned")->UseManualTime();
 

@@ -85,11 +85,16 @@ class nodes {
     int32_t pins;
     int32_t lane;
   };
+  // What the policy asks for, known when the program is compiled where that can be: it is told what goes;
+  // also what comes, with its print; it wants to know when a node was used.
+  bool learns() const noexcept { return learning_eviction_policy<E> && learns_; }
+  bool remembers() const noexcept { return remembering_eviction_policy<E> && remembers_; }
+  bool dated() const noexcept { return timed_eviction_policy<E> && dated_; }
   node_meta meta(node_id r) const noexcept {
     const node_state& n = state_[index(r)];
     node_meta m{n.last, n.born, n.uses, n.depth, n.level.priority, n.level.ms};
-    if (dated_) m.time = time_[index(r)];
-    if (remembers_) m.print = print_[index(r)];
+    if (dated()) m.time = time_[index(r)];
+    if (remembers()) m.print = print_[index(r)];
     return m;
   }
   uint64_t print_of(const scope_table& scopes, int32_t scope, node_id parent,
@@ -97,7 +102,7 @@ class nodes {
   void init(node_id r, const node_state& state, std::span<const block_id> mine, uint64_t print) noexcept;
   bool over(node_id r) const noexcept {
     const node_state& n = state_[index(r)];
-    return dated_ && n.pins == 0 && n.level.over(time_[index(r)], now_);
+    return dated() && n.pins == 0 && n.level.over(time_[index(r)], now_);
   }
   size_t per_node() const noexcept { return static_cast<size_t>(geo_.blocks_per_unit); }
   // Calls act(nodes of one lane, lane) for each run of nodes, in order.
@@ -106,7 +111,7 @@ class nodes {
   void enter_path(std::span<const node_id> path) noexcept;
   void leave_path(std::span<const node_id> path) noexcept;
   node_id take(int32_t lane) noexcept {
-    if (learns_) tell_settle(evict_, lane);
+    if (learns()) tell_settle(evict_, lane);
     return evict_.victim(lane);
   }
   node_id victim(const pools<A>& pool, int32_t lane) noexcept;
@@ -115,11 +120,11 @@ class nodes {
 
   geometry geo_{};
   bool one_lane_ = true;
-  bool learns_ = false;     // the policy is told what goes
-  bool remembers_ = false;  // and what comes, with its print
-  bool dated_ = false;      // it wants to know when a node was used
-  bool leveled_ = false;    // somebody has stated a level
-  uint64_t now_ = 0;        // ns
+  bool learns_ = false;
+  bool remembers_ = false;
+  bool dated_ = false;
+  bool leveled_ = false;  // somebody has stated a level
+  uint64_t now_ = 0;      // ns
   X tree_;
   E evict_;
   fixed_array<node_state> state_;
@@ -143,8 +148,8 @@ status nodes<A, E, X>::create(const geometry& geo, int32_t lanes, E evict) noexc
   if (!state_.create(n) || !blocks_.create(n * per_node())) {
     return {errc::out_of_memory, "max_nodes", geo.nodes};
   }
-  learns_ = learns(evict_);
-  remembers_ = remembers(evict_);
+  learns_ = detail::learns(evict_);
+  remembers_ = detail::remembers(evict_);
   dated_ = timed(evict_) && !evict_.monotone();  // a monotone policy is told of every release
   if (!time_.create(dated_ ? n : 0) || !print_.create(remembers_ ? n : 0)) {
     return {errc::out_of_memory, "max_nodes", geo.nodes};
@@ -198,7 +203,7 @@ inserted nodes<A, E, X>::store(pools<A>& pool, scope_table& scopes, int32_t scop
   if (in.node == no_node) return in;
   if (in.fresh) {
     const int32_t depth = parent == no_node ? 0 : state_[index(parent)].depth + 1;
-    const uint64_t print = remembers_ ? print_of(scopes, scope, parent, tokens) : 0;
+    const uint64_t print = remembers() ? print_of(scopes, scope, parent, tokens) : 0;
     init(in.node, {now, now, 1, depth, level, 1, lane}, mine, print);
     for (int32_t g = 0; g < geo_.groups; ++g) {
       for (const block_id x : blocks_of(in.node, g)) {
@@ -222,8 +227,8 @@ void nodes<A, E, X>::init(node_id r, const node_state& state, std::span<const bl
   state_[index(r)] = state;
   leveled_ |= state.level != retention_level{};
   std::copy(mine.begin(), mine.end(), blocks_.data() + index(r) * per_node());
-  if (dated_) time_[index(r)] = now_;
-  if (!remembers_) return;
+  if (dated()) time_[index(r)] = now_;
+  if (!remembers()) return;
   print_[index(r)] = print;
   tell_stored(evict_, r, state.lane, meta(r));
 }
@@ -259,7 +264,7 @@ void nodes<A, E, X>::pin_path(std::span<const node_id> path, uint64_t now) noexc
     ++n.uses;
     held += n.pins++ != 0;
   }
-  if (dated_) {
+  if (dated()) {
     for (const node_id r : path) time_[index(r)] = now_;
   }
   leave_path(path.subspan(held));
@@ -275,7 +280,7 @@ void nodes<A, E, X>::unpin_path(std::span<const node_id> path, uint64_t now) noe
       ++held;
     } else {
       n.last = now;
-      if (dated_) time_[index(r)] = now_;
+      if (dated()) time_[index(r)] = now_;
     }
   }
   enter_path(path.subspan(held));
@@ -368,7 +373,7 @@ bool nodes<A, E, X>::evict_one(pools<A>& pool, scope_table& scopes, int32_t lane
 template <block_allocator A, eviction_policy E, prefix_index X>
 void nodes<A, E, X>::evict(pools<A>& pool, scope_table& scopes, node_id r, uint64_t now) noexcept {
   if (!KVCACHE_CONTRACT(state_[index(r)].pins == 0)) return;
-  if (learns_) {
+  if (learns()) {
     tell_evicted(evict_, r, lane(r), meta(r));
   } else {
     evict_.leave(r, lane(r));
