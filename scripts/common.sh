@@ -23,7 +23,7 @@ die() { echo "error: $*" >&2; exit 1; }
 # Packages of Debian 12. The first list builds and runs the library and its example engine.
 run_packages=(g++ cmake ninja-build ccache python3 python3-pip ca-certificates pkg-config
   libhwy-dev libeigen3-dev libpcre2-dev nlohmann-json3-dev libcli11-dev libzstd-dev)
-test_packages=(clang libclang-rt-14-dev clang-format catch2 libbenchmark-dev git doxygen gdb)
+test_packages=(clang libclang-rt-14-dev clang-format catch2 libbenchmark-dev libboost-context-dev git doxygen gdb)
 
 # need_packages NAME...: installs those that are missing; asks for nothing if all are there.
 need_packages() {

@@ -3,8 +3,9 @@
 // The C API, in one include. Compiles as C99, C++20 and under nvcc.
 //
 //   c/status.h      how calls answer                c/wire.h   structs that pass between the halves
-//   c/data_plane.h  kvc_cpu_*: append, attend, run: bytes
-//   c/cache.h       kvc_cache_*: create, count, plan    c/sequence.h  open, extend, fork, commit, views: ids
+//   c/data_plane.h  kvc_cpu_*: append, attend, run: bytes      c/cuda_plane.h  kvc_cuda_*: the same on a
+//   stream c/cache.h       kvc_cache_*: create, count, plan    c/sequence.h  open, extend, fork, commit,
+//   views: ids
 //
 // The halves work apart: an engine with its own block manager uses kvc_cpu_* with its own tables, one with
 // its own kernels uses the rest.
@@ -17,6 +18,7 @@
 // (KVC_ABI) and never misread; the freeze ends with 1.0.
 
 #include "kvcache/c/cache.h"
+#include "kvcache/c/cuda_plane.h"
 #include "kvcache/c/data_plane.h"
 #include "kvcache/c/sequence.h"
 #include "kvcache/c/status.h"

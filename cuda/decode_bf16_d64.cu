@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode kernels for bf16 planes with 64 channels per head.
+#include "decode_family.cuh"
+
+namespace kvcache::detail::gpu {
+template struct decode_family<half_kind::bf16, 64>;
+}  // namespace kvcache::detail::gpu

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chooses and starts kernels.
+#include "launch.hpp"
+
+#include "append.cuh"
+#include "decode_family.hpp"
+#include "dims.hpp"
+#include "merge.cuh"
+#include "start.cuh"
+
+namespace kvcache::detail::gpu {
+bool has_dim(int32_t dim) noexcept {
+  return built(dim);
+}
+
+int32_t launch_decode(const decode_choice& c, const decode_params& p, const launch_shape& shape,
+                      kvc_stream stream) noexcept {
+  constexpr auto none = static_cast<int32_t>(cudaErrorInvalidDeviceFunction);
+  return with_dim(c.dim, none, [&]<int Dim>() {
+    return c.type == KVC_F16
+               ? decode_family<half_kind::f16, Dim>::launch(c.wide, c.extras, p, shape, stream)
+               : decode_family<half_kind::bf16, Dim>::launch(c.wide, c.extras, p, shape, stream);
+  });
+}
+int32_t launch_merge(const merge_params& p, const launch_shape& shape, kvc_stream stream) noexcept {
+  return start(&merge, p, shape, stream);
+}
+int32_t launch_append(const append_params& p, const launch_shape& shape, kvc_stream stream) noexcept {
+  return start(&append_rows, p, shape, stream);
+}
+int32_t launch_rotate(const rope_rows_params& p, const launch_shape& shape, kvc_stream stream) noexcept {
+  return start(&rotate_rows, p, shape, stream);
+}
+
+}  // namespace kvcache::detail::gpu

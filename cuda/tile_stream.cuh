@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The stream of tiles that one warp reads: every fourth tile of its block's range, K and V in turn, each half
+// step a commit group of cp.async into one of three stages of the warp's own:
+//
+//   stage   A: K(i)    B: V(i)    C: K(i+1)      scores of i are computed from A, then V(i+1) goes there;
+//           A: V(i+1)  B: V(i)    C: K(i+1)      values of i are used from B, then K(i+2) goes there;
+//           A: V(i+1)  B: K(i+2)  C: K(i+1)      and C, A, B take the places of A, B, C.
+//
+// Two half steps are always under way. No barrier but the warp's is needed. Block ids come one tile ahead,
+// one lane per token; a token that is not there (past the end, absent block, id outside the pool) is staged
+// as zeros, is never read, and has no bit in `present`.
+#include "warp_tile.cuh"
+
+namespace kvcache::detail::gpu {
+
+/// Lane's view of keys or values of one head of one sequence.
+struct stream_plane {
+  const char* base;  ///< of the head; with regular rows already at the lane's row and chunk
+  int64_t block_stride, token_stride;
+};
+
+template <int Dim>
+struct tile_stream {
+  static constexpr int tokens = tile_tokens(Dim);
+  static constexpr uint32_t all_present = tokens == 32 ? ~0u : 0xffffu;
+  static constexpr int chunks = Dim / 8;
+  static constexpr bool whole_rows = 32 % chunks == 0;  ///< a warp copies whole rows at once
+  static constexpr int rows_at_once = whole_rows ? 32 / chunks : 1;
+
+  const int32_t* table;
+  stream_plane k, v;
+  int32_t block_shift, blocks;
+  int32_t length;  ///< slots in use
+  int32_t last;    ///< first tile that is not the block's
+  uint32_t lane, to_offset;
+  bool regular;  ///< 16 neighbouring tokens lie in one block
+
+  KVCACHE_DEVICE void start(const decode_params& p, int64_t sequence, int32_t head, int32_t len,
+                            int32_t last_tile, uint32_t lane_) {
+    lane = lane_;
+    table = p.table + sequence * p.table_stride;
+    block_shift = p.block_shift;
+    blocks = p.blocks;
+    length = len;
+    last = last_tile;
+    regular = whole_rows && block_shift >= 4;
+    k = view(p.k, head);
+    v = view(p.v, head);
+    to_offset = staged_at<Dim>(lane / chunks, lane % chunks);
+  }
+
+  /// Block id of this lane's token of a tile, -1 if there is none.
+  KVCACHE_DEVICE int32_t fetch(int32_t tile) const {
+    const int32_t token = tile * tokens + static_cast<int32_t>(lane % tokens);
+    return tile < last && token < length ? table[token >> block_shift] : -1;
+  }
+
+  /// Bits of the tile's tokens that can be read; an id that cannot becomes 0.
+  KVCACHE_DEVICE uint32_t present(int32_t& id) const {
+    const bool good = static_cast<uint32_t>(id) < static_cast<uint32_t>(blocks);
+    if (!good) id = 0;
+    return warp_ballot(good) & all_present;
+  }
+
+  /// Starts the copy of K or V of a tile.
+  KVCACHE_DEVICE void copy(const stream_plane& from, int32_t tile, int32_t id, uint32_t there,
+                           uint32_t stage) const {
+    if (tile < last) {
+      if (!regular) {
+        scattered(from, tile, id, there, stage);
+      } else if (there == all_present) {
+        rows<true>(from, tile, id, there, stage);
+      } else {
+        rows<false>(from, tile, id, there, stage);
+      }
+    }
+    cp_async_commit();
+  }
+
+ private:
+  KVCACHE_DEVICE stream_plane view(const plane_view& p, int32_t head) const {
+    const char* base = p.data + head * p.head_stride;
+    if (regular) base += (lane / chunks) * p.token_stride + lane % chunks * 16;
+    return {base, p.block_stride, p.token_stride};
+  }
+
+  /// Runs of 16 tokens that share a block.
+  template <bool Full>
+  KVCACHE_DEVICE void rows(const stream_plane& from, int32_t tile, int32_t id, uint32_t there,
+                           uint32_t stage) const {
+    const uint32_t to = stage + to_offset;
+    KVCACHE_UNROLL
+    for (int h = 0; h < tokens / 16; ++h) {
+      const int64_t block = static_cast<int32_t>(shuffle(id, h * 16));
+      const int32_t inside = (tile * tokens + h * 16) & ((1 << block_shift) - 1);
+      const char* p = from.base + block * from.block_stride + inside * from.token_stride;
+      KVCACHE_UNROLL
+      for (int j = 0; j < 16 / rows_at_once; ++j) {
+        const uint32_t row = h * 16 + j * rows_at_once;  // of lane 0
+        const uint32_t at = (to ^ ((row & 7u) << 4)) + row * staged_row(Dim);
+        const char* source = p + (j * rows_at_once) * from.token_stride;
+        if constexpr (Full) {
+          cp_async16(at, source);
+        } else {
+          cp_async16(at, source, (there >> (row + lane / chunks) & 1u) != 0);
+        }
+      }
+    }
+  }
+
+  /// Any block size, any row length: chunk by chunk.
+  KVCACHE_DEVICE void scattered(const stream_plane& from, int32_t tile, int32_t id, uint32_t there,
+                                uint32_t stage) const {
+    KVCACHE_NO_UNROLL
+    for (int i = 0; i < tokens * chunks / 32; ++i) {
+      const uint32_t row = (lane + 32 * i) / chunks, chunk = (lane + 32 * i) % chunks;
+      const int64_t block = static_cast<int32_t>(shuffle(id, row));
+      const int32_t inside = (tile * tokens + static_cast<int32_t>(row)) & ((1 << block_shift) - 1);
+      const char* p = from.base + block * from.block_stride + inside * from.token_stride + chunk * 16;
+      cp_async16(stage + staged_at<Dim>(row, chunk), p, (there >> row & 1u) != 0);
+    }
+  }
+};
+
+}  // namespace kvcache::detail::gpu

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simt/backend.hpp"
+
+#include "append.cuh"
+#include "dims.hpp"
+#include "launch.hpp"
+#include "merge.cuh"
+#include "simt/family.hpp"
+
+namespace kvcache::simt {
+backend& the_backend() {
+  static backend b;
+  return b;
+}
+}  // namespace kvcache::simt
+
+namespace kvcache::detail::gpu {
+
+bool has_dim(int32_t dim) noexcept {
+  return built(dim);
+}
+int32_t launch_decode(const decode_choice& c, const decode_params& p, const launch_shape& shape,
+                      kvc_stream stream) noexcept {
+  return with_dim(c.dim, 98, [&]<int Dim>() {
+    return c.type == KVC_F16
+               ? decode_family<half_kind::f16, Dim>::launch(c.wide, c.extras, p, shape, stream)
+               : decode_family<half_kind::bf16, Dim>::launch(c.wide, c.extras, p, shape, stream);
+  });
+}
+int32_t launch_merge(const merge_params& p, const launch_shape& shape, kvc_stream) noexcept {
+  return start(&merge, p, shape);
+}
+int32_t launch_append(const append_params& p, const launch_shape& shape, kvc_stream) noexcept {
+  return start(&append_rows, p, shape);
+}
+int32_t launch_rotate(const rope_rows_params& p, const launch_shape& shape, kvc_stream) noexcept {
+  return start(&rotate_rows, p, shape);
+}
+
+}  // namespace kvcache::detail::gpu
