@@ -41,7 +41,7 @@ case $check in
       flag=OFF; if [ $kind = shared ]; then flag=ON; fi
       fresh $kind
       configure build-$kind "$source" -DBUILD_SHARED_LIBS=$flag -DCMAKE_INSTALL_PREFIX="$work/$kind" \
-        -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF
+        -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF -DKVCACHE_BUILD_CLI=$flag
       cmake --build "$work/build-$kind" -j "${KVCACHE_JOBS:-2}"
       cmake --install "$work/build-$kind"
       for f in lib/cmake/kvcache/kvcacheConfig.cmake lib/cmake/kvcache/kvcacheCpuTargets.cmake lib/pkgconfig/kvcache.pc \
@@ -55,6 +55,9 @@ case $check in
         echo "$kind: the files above name the build machine's folders"; exit 1
       fi
     done
+    # The command comes with the installation that was built with it, and with no other.
+    "$shared/bin/kvcache" --version
+    if [ -e "$static/bin/kvcache" ]; then echo "static: the command was installed"; exit 1; fi
     test -n "$(find "$shared" -name 'libkvcache_cpu.so.*')" || { echo "no versioned shared library"; exit 1; }
     so=$(find "$shared" -name 'libkvcache_cpu.so')
     readelf -d "$so" | grep -qE 'SONAME.*libkvcache_cpu\.so\.[0-9]+\]' || { echo "SONAME lacks a version"; exit 1; }
@@ -124,7 +127,7 @@ case $check in
     grep -q 'kvcache_FOUND=0' "$work/find/configure.log" || { cat "$work/find/configure.log"; exit 1; }
     # An installation without the compiled part.
     configure build-headers "$source" -DKVCACHE_BUILD_CPU=OFF -DCMAKE_INSTALL_PREFIX="$work/headers" \
-      -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF
+      -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF -DKVCACHE_BUILD_CLI=OFF
     fresh headers
     cmake --install "$work/build-headers" >/dev/null
     consumer find-headers -DCMAKE_PREFIX_PATH="$work/headers"
