@@ -173,7 +173,7 @@ class Tree:
     def __init__(self, tree, nodes=None):
         self.tree, self.nodes = tree, nodes
         self.capacity = array_size(tree["node_"])
-        self.size = self.capacity - int(tree["top_"])
+        self.size = int(tree["used_"]) - int(tree["top_"])
         self.unit = int(tree["unit_"])
 
     def node(self, r):

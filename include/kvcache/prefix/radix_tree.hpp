@@ -61,7 +61,7 @@ class basic_radix_tree {
 
   int32_t unit() const noexcept { return unit_; }                                   ///< tokens of a node
   int32_t capacity() const noexcept { return static_cast<int32_t>(node_.size()); }  ///< most nodes
-  int32_t size() const noexcept { return capacity() - top_; }                       ///< nodes stored now
+  int32_t size() const noexcept { return used_ - top_; }                            ///< nodes stored now
   /// Follows whole units of `tokens` below `parent` (`no_node`: from the first unit of a text) and writes the
   /// node of each to `out`. Returns how many; changes nothing. Cost: O(tokens matched).
   int32_t match(int32_t scope, node_id parent, std::span<const token_id> tokens,
@@ -137,7 +137,8 @@ class basic_radix_tree {
 
   int32_t unit_ = 1;
   uint32_t slots_ = 0;
-  int32_t top_ = 0;  // free nodes
+  int32_t used_ = 0;  // nodes from here on were never stored, so their memory has not been touched
+  int32_t top_ = 0;   // free ones of those before
   node_id first_ = no_node;
   fixed_array<node> node_;
   fixed_array<token_id> label_;
@@ -163,7 +164,6 @@ status basic_radix_tree<Hash>::create(int32_t nodes, int32_t unit) noexcept {
   }
   t.unit_ = unit;
   t.slots_ = static_cast<uint32_t>(slots);
-  for (int32_t i = nodes; i-- > 0;) t.free_[static_cast<size_t>(t.top_++)] = node_id{i};
   *this = std::move(t);
   return {};
 }
@@ -243,8 +243,8 @@ inserted basic_radix_tree<Hash>::insert(int32_t scope, node_id parent,
                                         std::span<const token_id> tokens) noexcept {
   if (!KVCACHE_CONTRACT(tokens.size() == static_cast<size_t>(unit_))) return {};
   if (const node_id r = find(scope, parent, tokens.data()); r != no_node) return {r, false};
-  if (top_ == 0) return {};
-  const node_id r = free_[static_cast<size_t>(--top_)];
+  if (top_ == 0 && used_ == capacity()) return {};
+  const node_id r = top_ > 0 ? free_[static_cast<size_t>(--top_)] : node_id{used_++};
   std::memcpy(label_.data() + index(r) * tokens.size(), tokens.data(), tokens.size_bytes());
   node_[index(r)] = {parent, no_node, no_node, no_node, 0, scope, 0, true};
   link(r, parent);

@@ -121,7 +121,7 @@ template <class E>
 E make(const traffic& of, const replay_options& how, const std::int32_t* setting) {
   constexpr std::int32_t even_tokens = 2048 * 16;
   if constexpr (std::is_same_v<E, ttl>) {
-    return ttl(static_cast<std::uint64_t>(life_us(how)) * 1000);
+    return ttl(static_cast<std::uint64_t>(life_us(how)));  // of the worker's clock
   } else if constexpr (std::is_same_v<E, gdsf>) {
     return setting != nullptr ? gdsf(setting[0]) : gdsf(std::max(1, even_tokens / of.source().block_tokens));
   } else if constexpr (std::is_same_v<E, s3_fifo> || std::is_same_v<E, two_q>) {
@@ -180,7 +180,7 @@ eviction_choice settings_of(const std::string& policy) {
 
 void check(const replay_options& how, const policy_info& policy) {
   constexpr std::int32_t most_workers = 65536;
-  constexpr double longest_ttl = 1e9;  // 30 years; in nanoseconds it fits 64 bits beside any time
+  constexpr double longest_ttl = 1e9;  // 30 years; in microseconds it fits 64 bits beside any time
   if (how.capacity_blocks < -1) throw wrong("capacity", std::to_string(how.capacity_blocks));
   if (how.workers < 1 || how.workers > most_workers) throw wrong("workers", std::to_string(how.workers));
   if (!policy.timed) return;

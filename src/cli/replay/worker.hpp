@@ -72,7 +72,8 @@ class worker {
     std::uint32_t last, born, uses;
     std::int32_t depth, priority;
   };
-  static std::uint64_t nanoseconds(std::int64_t us) { return static_cast<std::uint64_t>(us) * 1000; }
+  // Policies compare times and nothing else, so they are told microseconds: those of any trace fit.
+  static std::uint64_t clock(std::int64_t us) { return static_cast<std::uint64_t>(us); }
   node_meta meta(node_id n) const {
     const known& k = known_[index(n)];
     node_meta m;
@@ -81,7 +82,7 @@ class worker {
     m.uses = k.uses;
     m.depth = k.depth;
     m.priority = k.priority;
-    if constexpr (timed) m.time = nanoseconds(used_us_[index(n)]);
+    if constexpr (timed) m.time = clock(used_us_[index(n)]);
     if constexpr (remembering) m.print = print_[index(n)];
     return m;
   }
@@ -136,7 +137,7 @@ void worker<E, When, Future>::serve(const traffic& of, std::int32_t r) {
   const request& now = of.source().requests[static_cast<std::size_t>(r)];
   const std::span<const std::int32_t> units = of.source().units_of(now);
   pass_time(now.time_us);
-  if constexpr (timed) evict_.advance(nanoseconds(now.time_us));
+  if constexpr (timed) evict_.advance(clock(now.time_us));
   const auto stays = after ? now.count : static_cast<std::int32_t>(std::min<std::int64_t>(now.count, room_));
   pin(hit_, r);
   if constexpr (!after) {
@@ -238,7 +239,7 @@ void worker<E, When, Future>::evict(node_id gone, std::int32_t pinned) {
 // A block goes right after the last moment at which it would still be a hit.
 template <eviction_policy E, choosing When, bool Future>
 void worker<E, When, Future>::run_out(std::int64_t time_us) {
-  evict_.advance(nanoseconds(time_us));
+  evict_.advance(clock(time_us));
   for (node_id old; (old = evict_.expired(0)) != no_node;) {
     pass_time(used_us_[index(old)] + life_us_);
     evict(old, 0);
