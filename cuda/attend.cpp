@@ -142,6 +142,11 @@ kvc_status check_results(const kvc_plan& plan, const kvc_out* out, int64_t rows,
   return KVC_OK;
 }
 
+bool narrow_strides(const kvc_plane& p) noexcept {
+  constexpr int64_t limit = int64_t{1} << 32;
+  return p.block_stride < limit && p.token_stride < limit;
+}
+
 /// Everything but the results and the workspace.
 decode_params inputs_of(const kvc_plan& plan, const kvc_kv& kv, const kvc_batch& b, const kvc_rows& q,
                         const kvc_softmax& s) noexcept {
@@ -174,6 +179,7 @@ decode_params inputs_of(const kvc_plan& plan, const kvc_kv& kv, const kvc_batch&
   p.table_columns = b.table_columns;
   p.blocks = kv.blocks;
   p.block_shift = shift_of(kv.block);
+  p.regular = kv.block >= 16 && narrow_strides(kv.k) && narrow_strides(kv.v) ? 1 : 0;
   p.row_tiles = static_cast<int32_t>(row_tiles_of(plan));
   p.splits = plan.splits;
   p.split_keys = plan.head_block;

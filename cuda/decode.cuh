@@ -154,22 +154,23 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, 
   for (int r = 0; r < 2; ++r) {
     position[r] = position_of(p, a, a.first_packed + static_cast<int32_t>(Tile::row_of_state(r, lane)));
   }
+  using located = typename tile_stream<Dim>::located;
   int32_t tile = a.first + static_cast<int32_t>(warp);
-  int32_t id = stream.fetch(tile), next_id = stream.fetch(tile + warps_of_block);
-  uint32_t present = stream.present(id);
+  const int32_t first_id = stream.fetch(tile), second_id = stream.fetch(tile + warps_of_block);
+  int32_t next_id = stream.fetch(tile + 2 * warps_of_block);
   uint32_t stage_a = stage0, stage_b = stage0 + stage_bytes(Dim), stage_c = stage_b + stage_bytes(Dim);
-  stream.copy(stream.k, tile, id, present, stage_a);
-  stream.copy(stream.v, tile, id, present, stage_b);
-  uint32_t next_present = stream.present(next_id);
-  stream.copy(stream.k, tile + warps_of_block, next_id, next_present, stage_c);
-  id = next_id;
-  next_id = stream.fetch(tile + 2 * warps_of_block);
+  const located at_first = stream.locate(tile, first_id);
+  stream.copy(stream.k, at_first, stage_a);
+  stream.copy(stream.v, at_first, stage_b);
+  located next = stream.locate(tile + warps_of_block, second_id);
+  stream.copy(stream.k, next, stage_c);
+  uint32_t present = at_first.present;
   for (; tile < a.last; tile += warps_of_block) {
     cp_async_wait<2>();
     warp_barrier();
     t.multiply_keys(stage_a);
     warp_barrier();
-    stream.copy(stream.v, tile + warps_of_block, id, next_present, stage_a);
+    stream.copy(stream.v, next, stage_a);
     const bool whole = present == tile_stream<Dim>::all_present && tile >= a.hot_first && tile < a.hot_last;
     if (Extras || !whole) mask_tile<Extras>(p, a, t, tile, present, position, lane);
     t.weigh(Extras ? 1.0f : p.scale_log2);
@@ -177,10 +178,9 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, 
     warp_barrier();
     t.multiply_values(stage_b);
     warp_barrier();
-    present = next_present;
-    next_present = stream.present(next_id);
-    stream.copy(stream.k, tile + 2 * warps_of_block, next_id, next_present, stage_b);
-    id = next_id;
+    present = next.present;
+    next = stream.locate(tile + 2 * warps_of_block, next_id);
+    stream.copy(stream.k, next, stage_b);
     next_id = stream.fetch(tile + 3 * warps_of_block);
     const uint32_t free = stage_b;
     stage_b = stage_a;
@@ -259,7 +259,7 @@ decode(const decode_params p) {
   decode_place a = place_of(p, tile::rows);
   if (a.first_packed >= a.rows * p.group) return;  // the whole block
   choose_tiles(p, a, tile::rows, tile::tokens);
-  const uint32_t warp = thread_index() / 32, lane = thread_index() % 32;
+  const uint32_t warp = shuffle(thread_index() / 32, 0), lane = thread_index() % 32;
   const uint32_t arena = shared_base();
   constexpr uint32_t of_warp = stages * stage_bytes(Dim);
   const uint32_t queries = arena + warps_of_block * of_warp;

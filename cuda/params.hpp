@@ -84,6 +84,7 @@ struct decode_params {
   int32_t causal;
   int32_t n, max_q, max_kv, kv_heads, group;
   int32_t table_columns, blocks, block_shift;
+  int32_t regular;  ///< blocks of at least 16 slots, strides of blocks and tokens below 2^32
   int32_t row_tiles, splits;
   int32_t split_keys;  ///< keys of a split at absolute borders, 0 = the visible tiles are dealt out evenly
 };

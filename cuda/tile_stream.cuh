@@ -23,10 +23,19 @@ struct stream_plane {
 template <int Dim>
 struct tile_stream {
   static constexpr int tokens = tile_tokens(Dim);
+  static constexpr int halves = tokens / 16;
   static constexpr uint32_t all_present = tokens == 32 ? ~0u : 0xffffu;
   static constexpr int chunks = Dim / 8;
   static constexpr bool whole_rows = 32 % chunks == 0;  ///< a warp copies whole rows at once
   static constexpr int rows_at_once = whole_rows ? 32 / chunks : 1;
+
+  /// A tile whose copies can start.
+  struct located {
+    int32_t tile;
+    uint32_t present;            ///< bits of the tokens that can be read
+    int32_t id;                  ///< of the block of the lane's token; 0 if there is none
+    uint32_t run_block[halves];  ///< of each 16 tokens
+  };
 
   const int32_t* table;
   stream_plane k, v;
@@ -34,7 +43,7 @@ struct tile_stream {
   int32_t length;  ///< slots in use
   int32_t last;    ///< first tile that is not the block's
   uint32_t lane, to_offset;
-  bool regular;  ///< 16 neighbouring tokens lie in one block
+  bool regular;  ///< 16 neighbouring tokens lie in one block, and strides fit 32 bits
 
   KVCACHE_DEVICE void start(const decode_params& p, int64_t sequence, int32_t head, int32_t len,
                             int32_t last_tile, uint32_t lane_) {
@@ -44,7 +53,7 @@ struct tile_stream {
     blocks = p.blocks;
     length = len;
     last = last_tile;
-    regular = whole_rows && block_shift >= 4;
+    regular = whole_rows && p.regular != 0;
     k = view(p.k, head);
     v = view(p.v, head);
     to_offset = staged_at<Dim>(lane / chunks, lane % chunks);
@@ -56,23 +65,27 @@ struct tile_stream {
     return tile < last && token < length ? table[token >> block_shift] : -1;
   }
 
-  /// Bits of the tile's tokens that can be read; an id that cannot becomes 0.
-  KVCACHE_DEVICE uint32_t present(int32_t& id) const {
+  /// What the ids of a tile say.
+  KVCACHE_DEVICE located locate(int32_t tile, int32_t id) const {
     const bool good = static_cast<uint32_t>(id) < static_cast<uint32_t>(blocks);
-    if (!good) id = 0;
-    return warp_ballot(good) & all_present;
+    located t;
+    t.tile = tile;
+    t.id = good ? id : 0;
+    t.present = warp_ballot(good) & all_present;
+    KVCACHE_UNROLL
+    for (int h = 0; h < halves; ++h) t.run_block[h] = shuffle(static_cast<uint32_t>(t.id), h * 16);
+    return t;
   }
 
   /// Starts the copy of K or V of a tile.
-  KVCACHE_DEVICE void copy(const stream_plane& from, int32_t tile, int32_t id, uint32_t there,
-                           uint32_t stage) const {
-    if (tile < last) {
-      if (!regular) {
-        scattered(from, tile, id, there, stage);
-      } else if (there == all_present) {
-        rows<true>(from, tile, id, there, stage);
+  KVCACHE_DEVICE void copy(const stream_plane& from, const located& t, uint32_t stage) const {
+    if (t.present == all_present && regular) {
+      rows<true>(from, t, stage);
+    } else if (t.tile < last) {
+      if (regular) {
+        rows<false>(from, t, stage);
       } else {
-        rows<false>(from, tile, id, there, stage);
+        scattered(from, t, stage);
       }
     }
     cp_async_commit();
@@ -84,41 +97,43 @@ struct tile_stream {
     if (regular) base += (lane / chunks) * p.token_stride + lane % chunks * 16;
     return {base, p.block_stride, p.token_stride};
   }
+  KVCACHE_DEVICE uint32_t inside(const located& t, uint32_t token) const {
+    return (static_cast<uint32_t>(t.tile) * tokens + token) & ((1u << block_shift) - 1);
+  }
 
-  /// Runs of 16 tokens that share a block.
+  /// Runs of 16 tokens that share a block. Offsets are products of 32-bit numbers, in 64 bits.
   template <bool Full>
-  KVCACHE_DEVICE void rows(const stream_plane& from, int32_t tile, int32_t id, uint32_t there,
-                           uint32_t stage) const {
+  KVCACHE_DEVICE void rows(const stream_plane& from, const located& t, uint32_t stage) const {
     const uint32_t to = stage + to_offset;
+    const auto block_stride = static_cast<uint32_t>(from.block_stride);
+    const auto token_stride = static_cast<uint32_t>(from.token_stride);
     KVCACHE_UNROLL
-    for (int h = 0; h < tokens / 16; ++h) {
-      const int64_t block = static_cast<int32_t>(shuffle(id, h * 16));
-      const int32_t inside = (tile * tokens + h * 16) & ((1 << block_shift) - 1);
-      const char* p = from.base + block * from.block_stride + inside * from.token_stride;
+    for (int h = 0; h < halves; ++h) {
+      const char* p = from.base + static_cast<uint64_t>(t.run_block[h]) * block_stride +
+                      static_cast<uint64_t>(inside(t, h * 16)) * token_stride;
       KVCACHE_UNROLL
       for (int j = 0; j < 16 / rows_at_once; ++j) {
         const uint32_t row = h * 16 + j * rows_at_once;  // of lane 0
         const uint32_t at = (to ^ ((row & 7u) << 4)) + row * staged_row(Dim);
-        const char* source = p + (j * rows_at_once) * from.token_stride;
+        const char* source =
+            p + static_cast<uint64_t>(token_stride) * static_cast<uint32_t>(j * rows_at_once);
         if constexpr (Full) {
           cp_async16(at, source);
         } else {
-          cp_async16(at, source, (there >> (row + lane / chunks) & 1u) != 0);
+          cp_async16(at, source, (t.present >> (row + lane / chunks) & 1u) != 0);
         }
       }
     }
   }
 
-  /// Any block size, any row length: chunk by chunk.
-  KVCACHE_DEVICE void scattered(const stream_plane& from, int32_t tile, int32_t id, uint32_t there,
-                                uint32_t stage) const {
+  /// Any block size, any row length, any stride: chunk by chunk.
+  KVCACHE_DEVICE void scattered(const stream_plane& from, const located& t, uint32_t stage) const {
     KVCACHE_NO_UNROLL
     for (int i = 0; i < tokens * chunks / 32; ++i) {
       const uint32_t row = (lane + 32 * i) / chunks, chunk = (lane + 32 * i) % chunks;
-      const int64_t block = static_cast<int32_t>(shuffle(id, row));
-      const int32_t inside = (tile * tokens + static_cast<int32_t>(row)) & ((1 << block_shift) - 1);
-      const char* p = from.base + block * from.block_stride + inside * from.token_stride + chunk * 16;
-      cp_async16(stage + staged_at<Dim>(row, chunk), p, (there >> row & 1u) != 0);
+      const int64_t block = shuffle(static_cast<uint32_t>(t.id), row);
+      const char* p = from.base + block * from.block_stride + inside(t, row) * from.token_stride + chunk * 16;
+      cp_async16(stage + staged_at<Dim>(row, chunk), p, (t.present >> row & 1u) != 0);
     }
   }
 };

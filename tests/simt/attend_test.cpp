@@ -365,7 +365,7 @@ TEST_CASE("key scores are what weights are made of") {
   }
 }
 
-TEST_CASE("offsets of blocks beyond 2^31 bytes are computed in 64 bits") {
+TEST_CASE("offsets of blocks beyond 2^31 and 2^32 bytes are computed in 64 bits") {
   gpu_world w({2, 4, 64, 16, KVC_F16, layout::heads_first}, {40, 100}, 22);
   gpu_ask a;
   a.softmax = softmax_of(0.125f);
@@ -373,19 +373,21 @@ TEST_CASE("offsets of blocks beyond 2^31 bytes are computed in 64 bits") {
   const kvc_batch b = w.batch_of(a);
   const auto want = w.oracle(a, b);
   const kvc_kv near = w.kv;
-  const int64_t far = (int64_t{1} << 31) + 4096;
-  sparse_arena arena(size_t(far) * size_t(near.blocks) * 2);
-  for (const bool v : {false, true}) {
-    kvc_plane& p = v ? w.kv.v : w.kv.k;
-    const auto* from = static_cast<const std::byte*>(p.data);
-    const int64_t old_stride = p.block_stride;
-    p.data = arena.data() + (v ? far * near.blocks : 0);
-    p.block_stride = far;
-    for (int64_t id = 0; id < near.blocks; ++id) {
-      std::memcpy(static_cast<std::byte*>(p.data) + id * far, from + id * old_stride, size_t(old_stride));
+  for (const int64_t far : {(int64_t{1} << 31) + 4096, (int64_t{1} << 32) + 4096}) {
+    w.kv = near;
+    sparse_arena arena(size_t(far) * size_t(near.blocks) * 2);
+    for (const bool v : {false, true}) {
+      kvc_plane& p = v ? w.kv.v : w.kv.k;
+      const auto* from = static_cast<const std::byte*>(p.data);
+      const int64_t old_stride = p.block_stride;
+      p.data = arena.data() + (v ? far * near.blocks : 0);
+      p.block_stride = far;
+      for (int64_t id = 0; id < near.blocks; ++id) {
+        std::memcpy(static_cast<std::byte*>(p.data) + id * far, from + id * old_stride, size_t(old_stride));
+      }
     }
+    gpu_world::check(attend_all_ways(w, a, b, {0}), want, KVC_F16, KVC_F32);
   }
-  gpu_world::check(attend_all_ways(w, a, b, {0}), want, KVC_F16, KVC_F32);
 }
 
 TEST_CASE("CPU and CUDA agree through the same structs") {
