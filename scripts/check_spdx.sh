@@ -7,7 +7,7 @@ cd "$root"
 
 # No room for a comment: JSON, the licence itself, and data (covered by NOTICE).
 list() {
-  find . \( -name .git -o -path ./build -o -path ./.cache -o -name __pycache__ -o -path ./tests/data \) -prune -o -type f \
+  find . \( -name .git -o -path ./build -o -path ./.cache -o -name __pycache__ -o -path ./tests/data -o -path ./tests/fuzz/corpus \) -prune -o -type f \
     ! -name '*.json' ! -name '*.jsonl' ! -name '*.pyc' ! -path ./LICENSE ! -path './examples/*/workloads/*.txt' -print0 | sort -z
 }
 mapfile -d '' files < <(list)

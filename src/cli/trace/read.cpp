@@ -11,7 +11,7 @@ namespace kvcache::cli {
 namespace {
 
 /// How much of a file is looked at to tell its format.
-constexpr std::size_t front_bytes = std::size_t{1} << 20;
+constexpr std::size_t front_bytes = std::size_t{1} << 18;
 
 void check_options(const read_options& options) {
   const auto refuse = [](const char* field, std::int64_t value) {

@@ -10,7 +10,7 @@
 namespace kvcache::cli {
 namespace {
 
-constexpr std::size_t buffer_bytes = std::size_t{1} << 20;
+constexpr std::size_t buffer_bytes = std::size_t{1} << 18;
 constexpr std::size_t zeros_behind = 64;
 constexpr std::size_t longest_text = std::size_t{1} << 16;
 constexpr std::size_t longest_number = 256;
@@ -40,9 +40,11 @@ bool is_digit(char c) {
 
 scanner::scanner(byte_source& from)
     : from_(from),
-      buffer_(std::make_unique<char[]>(buffer_bytes + zeros_behind)),
+      buffer_(std::make_unique_for_overwrite<char[]>(buffer_bytes + zeros_behind)),
       at_(buffer_.get()),
-      end_(at_) {}
+      end_(at_) {
+  std::memset(buffer_.get(), 0, zeros_behind);
+}
 
 std::size_t scanner::refill(std::size_t wanted) {
   auto have = static_cast<std::size_t>(end_ - at_);
