@@ -254,6 +254,8 @@ model model_of_config(std::string_view text, const std::string& file) {
     all = json::parse(text.begin(), text.end());
   } catch (const json::parse_error& e) {
     throw error(failure::bad_input, "bad_json", "byte", std::to_string(e.byte), file);
+  } catch (const json::exception&) {  // a number that no double holds
+    throw error(failure::bad_input, "bad_json", "number", "out of range", file);
   }
   if (!all.is_object()) throw error(failure::bad_input, "bad_json", "document", all.type_name(), file);
   std::string prefix;

@@ -171,8 +171,9 @@ std::string_view scanner::member_name() {
   }
   name = text_;
   if (!take_if(':')) {
-    if (room(1) == 0) fail("truncated", text_, "");
-    fail("bad_syntax", text_, excerpt());
+    const std::string field = text_.empty() ? "member name" : text_;
+    if (room(1) == 0) fail("truncated", field, "");
+    fail("bad_syntax", field, excerpt());
   }
   return name;
 }

@@ -88,6 +88,7 @@ TEST_CASE("missing, doubled and misplaced members are refused") {
   check_line(R"("timestamp" 0,"hash_ids":[1])", "bad_syntax", "timestamp", "0");
   check_line(R"("timestamp":0 "hash_ids":[1])", "bad_syntax", "request", "\"hash_ids\"");
   check_line(R"(timestamp:0)", "bad_syntax", "member name", "timestamp:0");
+  check_line(R"(""timestamp":0)", "bad_syntax", "member name", "timestamp\":0");
   check_refused(good + "[1]\n", "bad_type", "request", "[1", 2);
   check_refused(good + "garbage\n", "bad_type", "request", "garbage", 2);
   check_refused(good + good.substr(0, good.size() - 1) + good, "bad_syntax", "after the object",
