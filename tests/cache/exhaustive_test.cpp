@@ -159,7 +159,7 @@ TEST_CASE("every sequence of calls on two sequences and four blocks does what th
 TEST_CASE("every sequence of calls on two sequences and three blocks does what the model says",
           "[exhaustive]") {
   auto r = tiny({{.block_size = 2, .total = 3}});
-  r.by_frequency = true;
+  r.order.policy = 1;
   r.nodes = 2;
   explore<lfu_cache>("3 blocks, lfu", r, depth(6), depth(9));
 }

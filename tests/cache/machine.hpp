@@ -35,11 +35,11 @@ class machine {
   using cache_type = basic_cache<Traits>;
   using handle = typename cache_type::sequence;
   using eviction = typename cache_type::eviction;
-  using make_eviction = eviction (*)(bool by_frequency);
+  using make_eviction = eviction (*)(const eviction_choice& order);
 
   machine(const rules& r, make_eviction make, uint64_t seed) : make_(make), model_(r), plane_(r, seed) {
     host_memory::start_recording();
-    result<cache_type> c = cache_type::create(config_of(r, groups_), make_(r.by_frequency));
+    result<cache_type> c = cache_type::create(config_of(r, groups_), make_(r.order));
     const auto arrays = host_memory::stop_recording();
     if (!c) {
       why_ = std::string("create: ") + to_text(c.error().code) + " " + c.error().field;
@@ -138,6 +138,7 @@ class machine {
   answer call_open(const operation& o);
   answer call_both(const operation& o);
   answer peek(const operation& o);
+  void pass_time(const operation& o);
   answer reset(const operation& o);
   int32_t draft_target(const operation& o) const { return o.pick % 16 == 0 ? -1 : o.n; }
   std::string append(int32_t s);
@@ -169,7 +170,8 @@ class machine {
   memory_image image_;
   std::array<uint64_t, 5> past_{};
   int64_t injected_ = 0;
-  bool ran_ = false;  // the step was run and has not ended
+  uint64_t time_ = 0;  // ns
+  bool ran_ = false;   // the step was run and has not ended
   std::string why_;
   std::vector<token_id> scratch_;
   std::vector<int32_t> name_of_[2 * max_groups];  // [space][block id] in this comparison
@@ -240,9 +242,11 @@ answer machine<Traits>::call_open(const operation& o) {
                                                  (model_.bounds().accounts() + (o.pick % 67 == 0));
   const int32_t recompute = o.pick % 71 == 0 ? 0 : 1 + static_cast<int32_t>(o.pick % 13 == 0) * 5;
   const int32_t s = vacant_handle();
-  result<handle> h = cache_.open(prompt, scope_of(who), {account, recompute});
+  const int32_t priority = o.pick >> 14 & 3 ? 0 : static_cast<int32_t>(o.pick >> 16 & 3) - 1;
+  const uint32_t ms = o.pick >> 18 & 3;
+  result<handle> h = cache_.open(prompt, scope_of(who), {account, recompute, priority, ms});
   const answer got{h.error().code, h ? h->reused() : 0};
-  const answer want = model_.open(s, prompt, who, account, recompute);
+  const answer want = model_.open(s, prompt, who, account, recompute, priority, ms);
   if (got.code != want.code || got.value != want.value) {
     why_ = std::string("open answers ") + to_text(got.code) + " " + std::to_string(got.value) + ", not " +
            to_text(want.code) + " " + std::to_string(want.value);
@@ -260,12 +264,13 @@ answer machine<Traits>::reset(const operation& o) {
   image_.save();
   const auto before = counters();
   host_memory::start_recording();
-  const answer got = from(cache_.reset(make_(model_.bounds().by_frequency)));
+  const answer got = from(cache_.reset(make_(model_.bounds().order)));
   auto arrays = host_memory::stop_recording();
   if (got.code != errc::ok) return got;
   for (size_t i = 0; i < past_.size(); ++i) past_[i] += before[i];
   if (model_.live() != 0) why_ = "reset succeeds beside live sequences";
   model_ = oracle(model_.bounds());
+  time_ = 0;
   ran_ = false;
   watch(std::move(arrays));
   injected_ = 0;
@@ -392,6 +397,14 @@ answer machine<Traits>::call_both(const operation& o) {
   return got;
 }
 
+// Before the call that is compared, since a refused one changes nothing.
+template <class Traits>
+void machine<Traits>::pass_time(const operation& o) {
+  time_ += (o.pick >> 20 & 3) * uint64_t{600'000};
+  const int32_t gone = cache_.set_time(time_);
+  if (gone != model_.set_time(time_)) why_ = "another number of units expires";
+}
+
 template <class Traits>
 std::string machine<Traits>::apply(const operation& o) {
   if (needs_written(o)) {
@@ -403,6 +416,7 @@ std::string machine<Traits>::apply(const operation& o) {
   if (o.what == verb::step) return step();
   if (o.what == verb::run) return run();
   why_.clear();
+  if (o.what == verb::open && o.literal < 0) pass_time(o);
   const uint64_t violations = contract_violations();
   image_.save();
   const int64_t requests = host_memory::requests();

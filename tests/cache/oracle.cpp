@@ -25,6 +25,7 @@ uint64_t packed_form(uint64_t content) noexcept {
 oracle::oracle(rules r) : rules_(std::move(r)) {
   seq_.resize(static_cast<size_t>(rules_.sequences));
   for (const group_rule& g : rules_.groups) block_.emplace_back(static_cast<size_t>(g.total));
+  naive_ = naive_order(rules_.order, rules_.nodes, rules_.accounts());
 }
 
 // --- counting: always by looking at everything ---
@@ -219,7 +220,14 @@ int32_t oracle::newest_child(int32_t parent) const {
 
 void oracle::pin(sequence& q, int32_t x) {
   node& n = node_[static_cast<size_t>(x)];
+  const bool over = n.priority_ms != 0 && now_ > n.time + n.priority_ms * uint64_t{1'000'000};
+  if (pins(x) == 0 && over) n.priority = 0, n.priority_ms = 0;
+  const auto longer = [](uint32_t a, uint32_t b) { return a == 0 || b == 0 ? 0 : std::max(a, b); };
+  if (q.priority == n.priority) n.priority_ms = longer(q.priority_ms, n.priority_ms);
+  if (q.priority > n.priority) n.priority_ms = q.priority_ms;
+  n.priority = std::max(n.priority, q.priority);
   n.last = clock_;
+  n.time = now_;
   ++n.uses;
   q.path.push_back(x);
 }
@@ -230,6 +238,7 @@ void oracle::unpin_from(sequence& q, size_t first) {
     q.path.pop_back();
     if (pins(x) != 0) continue;
     node_[static_cast<size_t>(x)].last = clock_;
+    node_[static_cast<size_t>(x)].time = now_;
     node_[static_cast<size_t>(x)].released = ++order_;
   }
 }
@@ -238,40 +247,99 @@ int32_t oracle::best_of_lane(int32_t lane) const {
   int32_t best = absent;
   const auto rank = [&](int32_t x) {
     const node& n = node_[static_cast<size_t>(x)];
-    return rules_.by_frequency ? std::tuple<uint64_t, uint64_t, int32_t>{n.uses, n.last, n.id}
-                               : std::tuple<uint64_t, uint64_t, int32_t>{n.released, 0, 0};
+    return rules_.by_frequency() ? std::tuple<uint64_t, uint64_t, int32_t>{n.uses, n.last, n.id}
+                                 : std::tuple<uint64_t, uint64_t, int32_t>{n.released, 0, 0};
   };
   for (int32_t i = 0; i < static_cast<int32_t>(node_.size()); ++i) {
     const node& n = node_[static_cast<size_t>(i)];
     if (!n.alive || n.lane != lane || pins(i) != 0) continue;
-    if (rules_.by_frequency && has_children(i)) continue;
+    if (!rules_.monotone() && has_children(i)) continue;
     if (best == absent || rank(i) < rank(best)) best = i;
   }
   return best;
 }
 
+node_meta oracle::meta_of(int32_t x) const {
+  const node& n = node_[static_cast<size_t>(x)];
+  node_meta m;
+  m.last = n.last;
+  m.born = n.stored;
+  m.uses = n.uses;
+  m.priority = n.priority;
+  m.priority_ms = n.priority_ms;
+  m.time = n.time;
+  for (int32_t p = x; p != absent; p = node_[static_cast<size_t>(p)].parent) {
+    const node& a = node_[static_cast<size_t>(p)];
+    for (const token_id t : a.tokens) m.print = content_after(m.print, t, a.label, 0);
+    m.depth += p != x;
+  }
+  return m;
+}
+
+// Brings the candidates of naive_ up to date. Between two evictions it does not matter when they come.
+void oracle::list_candidates() {
+  for (int32_t i = 0; i < static_cast<int32_t>(node_.size()); ++i) {
+    node& n = node_[static_cast<size_t>(i)];
+    if (!n.alive) continue;
+    const bool free = pins(i) == 0 && !has_children(i);
+    if (naive_.candidate(i) && (!free || n.entered != n.released)) naive_.leave(i);
+    if (free && !naive_.candidate(i)) naive_.enter(i, meta_of(i), n.id);
+    n.entered = n.released;
+  }
+}
+
+// The victim of the lane, which is about to go.
+int32_t oracle::take(int32_t lane) {
+  if (!rules_.by_naive_order()) return best_of_lane(lane);
+  if (lane < 0) return absent;
+  list_candidates();
+  naive_.settle(lane);
+  return naive_.victim(lane);
+}
+
+int32_t oracle::set_time(uint64_t ns) {
+  now_ = ns;
+  naive_.advance(ns);
+  int32_t gone = 0;
+  if (!rules_.by_time()) return 0;
+  for (int32_t lane = 0; lane < rules_.accounts(); ++lane) {
+    for (;; ++gone) {
+      const int32_t x = best_of_lane(lane);
+      const uint64_t after = static_cast<uint64_t>(rules_.order.value[0]) * 1'000'000'000;
+      if (x == absent || now_ - node_[static_cast<size_t>(x)].time <= after) break;
+      evict_below(x);
+    }
+  }
+  return gone;
+}
+
 bool oracle::evict_one(int32_t lane) {
-  int32_t x = best_of_lane(lane);
+  int32_t x = take(rules_.accounts() == 1 ? 0 : lane);
   if (x != absent && rules_.accounts() == 1 && has_children(x))
     broken_ = "the eviction order puts a parent before its child";
   if (x == absent) {
     int32_t most = -1;
     for (int32_t a = 0; a < rules_.accounts(); ++a) {
-      const int32_t v = best_of_lane(a);
-      if (v == absent || cached_of(a) <= most) continue;
+      if (best_of_lane(a) == absent || cached_of(a) <= most) continue;
       most = cached_of(a);
-      x = v;
+      lane = a;
     }
+    if (most >= 0) x = take(lane);
   }
   if (x == absent) return false;
+  evict_below(x);
+  return true;
+}
+
+void oracle::evict_below(int32_t x) {
   while (has_children(x)) x = newest_child(x);
   if (pins(x) != 0) broken_ = "a pinned node is evicted";
   node_[static_cast<size_t>(x)].alive = false;
+  if (rules_.by_naive_order()) naive_.evicted(x);
   report({false, node_[static_cast<size_t>(x)].id});
   counted_ = false;
   drop_dead_seals();
   ++counters_.nodes_evicted;
-  return true;
 }
 
 int32_t oracle::evict(int32_t n) {
@@ -296,7 +364,7 @@ bool oracle::scopes_fit(const sharing& who) const {
 }
 
 answer oracle::open(int32_t s, std::span<const token_id> prompt, const sharing& who, int32_t account,
-                    int32_t recompute) {
+                    int32_t recompute, int32_t priority, uint32_t priority_ms) {
   if (account < 0 || account >= rules_.accounts() || recompute < 1) return {errc::bad_argument, 0};
   if (prompt.size() > static_cast<size_t>(rules_.max_tokens)) return {errc::too_long, 0};
   if (!scopes_fit(who)) return {errc::out_of_scopes, 0};
@@ -308,6 +376,8 @@ answer oracle::open(int32_t s, std::span<const token_id> prompt, const sharing& 
   sequence q;
   q.live = true;
   q.account = account;
+  q.priority = priority;
+  q.priority_ms = priority_ms;
   q.who = in_units(who);
   q.accepted = q.reused = q.written = reused;
   q.table.resize(static_cast<size_t>(groups()));
@@ -584,6 +654,11 @@ int32_t oracle::store(const sequence& q, int32_t parent, int64_t label, std::spa
   n.lane = q.account;
   n.tokens.assign(tokens.begin(), tokens.end());
   n.born = ++order_;
+  n.stored = clock_;
+  n.last = clock_;
+  n.time = now_;
+  n.priority = q.priority;
+  n.priority_ms = q.priority_ms;
   const auto from = static_cast<std::ptrdiff_t>(q.path.size() * tokens.size());
   n.content.assign(q.content.begin() + from, q.content.begin() + from + rules_.unit());
   for (size_t g = 0; g < q.table.size(); ++g) {
@@ -598,6 +673,11 @@ int32_t oracle::store(const sequence& q, int32_t parent, int64_t label, std::spa
   node_[i] = std::move(n);
   counted_ = false;
   ++counters_.nodes_stored;
+  if (rules_.by_naive_order()) {
+    node_meta m = meta_of(static_cast<int32_t>(i));
+    m.uses = 1;  // of q, which is about to hold it
+    naive_.stored(static_cast<int32_t>(i), q.account, m);
+  }
   report({true, static_cast<int32_t>(i)});
   return static_cast<int32_t>(i);
 }
@@ -746,7 +826,7 @@ void oracle::key(std::vector<int32_t>& out) const {
     out.insert(out.end(), n.tokens.begin(), n.tokens.end());
     const auto time = std::lower_bound(times.begin(), times.end(), rank_time(n));
     out.push_back(static_cast<int32_t>(time - times.begin()));
-    if (rules_.by_frequency) out.push_back(static_cast<int32_t>(n.uses) * 64 + n.id);
+    if (rules_.by_frequency()) out.push_back(static_cast<int32_t>(n.uses) * 64 + n.id);
     key_of_blocks(n.blocks, seen, out);
   }
 }
@@ -789,7 +869,7 @@ int32_t oracle::renaming::place(int32_t node) const {
 }
 
 uint64_t oracle::rank_time(const node& n) const {
-  return rules_.by_frequency ? n.last : n.released;
+  return rules_.by_frequency() ? n.last : n.released;
 }
 
 }  // namespace kvcache::test

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kvcache/cache/stats.hpp"
 #include "kvcache/core/status.hpp"
 #include "kvcache/core/units.hpp"
+#include "support/naive_order.hpp"
 
 namespace kvcache::test {
 
@@ -44,8 +46,13 @@ struct rules {
   int32_t commands = 1;
   int32_t events = 0;
   std::vector<int32_t> limits{INT32_MAX};  // per account
-  bool by_frequency = false;               // LFU, else LRU
+  eviction_choice order;                   // lru
 
+  bool by_frequency() const noexcept { return order.policy == 1; }
+  bool by_time() const noexcept { return std::string_view(eviction_name(order.policy)) == "ttl"; }
+  /// Whether the model asks support/naive_order.hpp; else it knows the order itself.
+  bool by_naive_order() const noexcept { return order.policy > 1 && !by_time(); }
+  bool monotone() const noexcept { return order.policy == 0 || by_time(); }
   int32_t unit() const noexcept;
   int32_t accounts() const noexcept { return static_cast<int32_t>(limits.size()); }
 };
@@ -76,6 +83,8 @@ class oracle {
   struct sequence {
     bool live = false;
     int32_t account = 0;
+    int32_t priority = 0;  // of what it finds and indexes
+    uint32_t priority_ms = 0;
     sharing who;                    // with `first` in units, labels joined where they begin in one unit
     std::vector<token_id> text;     // held
     std::vector<uint64_t> content;  // of each token
@@ -101,7 +110,12 @@ class oracle {
     uint32_t uses = 0;
     uint64_t released = 0;  // order in which nodes were unpinned
     uint64_t born = 0;      // order of creation
-    int32_t id = absent;    // the cache's name of it, told by the driver: ties go to the lower one
+    uint64_t stored = 0;    // the clock then
+    uint64_t time = 0;      // of the last access, ns
+    int32_t priority = 0;
+    uint32_t priority_ms = 0;
+    uint64_t entered = 0;  // `released` when it was made a candidate last
+    int32_t id = absent;   // the cache's name of it, told by the driver: ties go to the lower one
   };
 
   struct seal {
@@ -115,7 +129,8 @@ class oracle {
   explicit oracle(rules r);
 
   answer open(int32_t s, std::span<const token_id> prompt, const sharing& who, int32_t account,
-              int32_t recompute);
+              int32_t recompute, int32_t priority, uint32_t priority_ms);
+  int32_t set_time(uint64_t ns);
   answer extend(int32_t s, int32_t n, std::span<const token_id> tokens, bool draft);
   answer accept(int32_t s, int32_t n);
   answer settle(int32_t s);
@@ -204,7 +219,11 @@ class oracle {
   bool has_children(int32_t node) const;
   int32_t newest_child(int32_t node) const;
   int32_t best_of_lane(int32_t lane) const;
+  int32_t take(int32_t lane);
+  void list_candidates();
+  node_meta meta_of(int32_t node) const;
   bool evict_one(int32_t lane);
+  void evict_below(int32_t node);
   int32_t store(const sequence& q, int32_t parent, int64_t label, std::span<const token_id> tokens);
   sharing in_units(const sharing& who) const;
   static int64_t label_of(const sharing& units, int32_t unit);
@@ -225,7 +244,8 @@ class oracle {
   std::vector<event> events_;
   stats counters_{};
   int32_t queued_ = 0;  // commands
-  uint64_t clock_ = 0, order_ = 0;
+  uint64_t clock_ = 0, order_ = 0, now_ = 0;
+  naive_order naive_;
   const char* broken_ = nullptr;
 };
 

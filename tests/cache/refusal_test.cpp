@@ -89,7 +89,7 @@ void every_array(int32_t policy, int32_t layout) {
   const cache_config config = config_of(r, groups);
   int64_t n = 0;
   for (bool refused = true; refused; ++n) {
-    auto evict = make_policy<Traits>(r.by_frequency);
+    auto evict = make_policy<Traits>(r.order);
     const int64_t before = host_memory::outstanding();
     const int64_t refusals = host_memory::refused();
     {
@@ -121,7 +121,7 @@ void reset_without_memory(int32_t policy, int32_t layout) {
   REQUIRE(m.step() == "");
   int64_t n = 0;
   for (bool refused = true; refused; ++n) {
-    auto evict = make_policy<Traits>(r.by_frequency);
+    auto evict = make_policy<Traits>(r.order);
     const int64_t refusals = host_memory::refused();
     const int64_t before = host_memory::outstanding();
     m.remember();
@@ -146,15 +146,15 @@ TEST_CASE("whichever array of a new cache is refused, create says so and gives a
   for (int32_t layout = 0; layout < layouts; ++layout) {
     every_array<lru_cache>(0, layout);
     every_array<lfu_cache>(1, layout);
-    every_array<dynamic>(2, layout);
-    every_array<dynamic>(3, layout);
+    every_array<dynamic>(2 + layout, layout);
   }
+  every_array<dynamic>(policies - 1, 0);
 }
 
 TEST_CASE("whichever array a reset is refused, the cache stays as it was", "[refusal]") {
   for (int32_t layout = 0; layout < layouts; ++layout) {
     reset_without_memory<lru_cache>(0, layout);
     reset_without_memory<lfu_cache>(1, layout);
-    reset_without_memory<dynamic>(3, layout);
+    reset_without_memory<dynamic>(policies - 1 - layout, layout);
   }
 }

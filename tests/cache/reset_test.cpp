@@ -55,7 +55,7 @@ TEST_CASE("a cache that was used and reset gives the same ids, tables, commands 
     for (int32_t layout = 0; layout < layouts; ++layout) {
       reset_is_new<lru_cache>(mix64(seed + i), 0, layout);
       reset_is_new<lfu_cache>(mix64(seed + i), 1, layout);
-      reset_is_new<dynamic>(mix64(seed + i), 3, layout);
+      reset_is_new<dynamic>(mix64(seed + i), 2 + static_cast<int32_t>(i) % (policies - 2), layout);
     }
   }
 }
@@ -66,7 +66,7 @@ TEST_CASE("the same calls give the same ids, tables, commands and counters", "[r
     for (int32_t layout = 0; layout < layouts; ++layout) {
       twice<lru_cache>(mix64(seed + i), 0, layout);
       twice<lfu_cache>(mix64(seed + i), 1, layout);
-      twice<dynamic>(mix64(seed + i), 2, layout);
+      twice<dynamic>(mix64(seed + i), 2 + static_cast<int32_t>(i) % (policies - 2), layout);
     }
   }
 }

@@ -76,7 +76,8 @@ outcome run(const rules& r, std::span<const uint8_t> ops) {
 
 rules rules_of(std::span<const uint8_t> header) {
   rules r;
-  r.by_frequency = header[0] % 2 == 1;
+  const int32_t policy = header[0] % policies;
+  r.order = parse_eviction(policy_texts[policy < 2 ? policy : policy - 2]).value;
   const int32_t layout = header[1] % layouts;
   r.groups = groups_of(layout, header[3], header[8]);
   const int32_t unit = r.unit();

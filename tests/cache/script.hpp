@@ -5,6 +5,7 @@
 // (abort(), 0)`.
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,8 +15,11 @@
 namespace kvcache::test {
 
 inline constexpr size_t header_bytes = 10;
-inline constexpr int32_t policies = 4;  // lru, lfu, any_eviction(lru), any_eviction(lfu)
-inline constexpr int32_t layouts = 8;   // kinds of groups, see rules_of
+/// lru and lfu by type; then those of `policy_texts`, chosen at run time.
+inline constexpr const char* policy_texts[] = {"lru",      "lfu",    "fifo",       "slru", "ttl:0",
+                                               "priority", "gdsf:2", "s3_fifo:30", "two_q"};
+inline constexpr int32_t policies = 2 + static_cast<int32_t>(std::size(policy_texts));
+inline constexpr int32_t layouts = 8;  // kinds of groups, see rules_of
 
 /// The cache that the header of a script describes.
 rules rules_of(std::span<const uint8_t> header);

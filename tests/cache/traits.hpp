@@ -3,7 +3,7 @@
 // The bundles of parts that the model tests run over.
 #include "kvcache/blocks/fail_nth.hpp"
 #include "kvcache/cache.hpp"
-#include "kvcache/evict/lfu.hpp"
+#include "kvcache/evict/parse.hpp"
 
 namespace kvcache::test {
 
@@ -19,12 +19,12 @@ struct failing_lfu : failing_lru {
 };
 
 template <class Traits>
-typename Traits::eviction_type make_policy(bool) {
+typename Traits::eviction_type make_policy(const eviction_choice&) {
   return {};
 }
 template <>
-inline any_eviction make_policy<dynamic>(bool by_frequency) {
-  return by_frequency ? any_eviction(lfu{}) : any_eviction(lru{});
+inline any_eviction make_policy<dynamic>(const eviction_choice& order) {
+  return make_eviction(order);
 }
 
 }  // namespace kvcache::test

@@ -40,8 +40,10 @@ class naive_order {
     }
     items_.push_back(x);
   }
-  void enter(int32_t id, const node_meta& m) {
+  /// `tie`: what ranks it among equals, its own number unless it has another.
+  void enter(int32_t id, const node_meta& m, int32_t tie = -1) {
     item& x = at(id);
+    x.tie = tie < 0 ? id : tie;
     x.candidate = true;
     x.used = std::min(3u, x.used + (m.uses - x.seen));
     x.seen = m.uses;
@@ -52,6 +54,7 @@ class naive_order {
               m.uses * (static_cast<uint64_t>(first_) + static_cast<uint64_t>(m.depth) + 1);
   }
   void leave(int32_t id) { at(id).candidate = false; }
+  bool candidate(int32_t id) { return at(id).candidate; }
   void advance(uint64_t now) { now_ = now; }
   void evicted(int32_t id) {
     const item x = at(id);
@@ -100,7 +103,7 @@ class naive_order {
 
  private:
   struct item {
-    int32_t id = 0, lane = 0;
+    int32_t id = 0, lane = 0, tie = 0;
     node_meta meta;
     bool candidate = false, main = false;
     uint32_t used = 0, seen = 0;
@@ -113,13 +116,13 @@ class naive_order {
   }
   rank_type rank(const item& x) const {
     const node_meta& m = x.meta;
-    if (name_ == "lfu") return {m.uses, m.last, x.id};
-    if (name_ == "fifo") return {0, m.born, x.id};
-    if (name_ == "slru") return {m.uses >= 2, m.last, x.id};
-    if (name_ == "priority") return {level(m, now_), m.last, x.id};
-    if (name_ == "gdsf") return {0, x.worth, x.id};
-    if (name_ == "s3_fifo") return {0, x.order, x.id};
-    if (name_ == "two_q") return {0, x.main ? m.last : x.order, x.id};
+    if (name_ == "lfu") return {m.uses, m.last, x.tie};
+    if (name_ == "fifo") return {0, m.born, x.tie};
+    if (name_ == "slru") return {m.uses >= 2, m.last, x.tie};
+    if (name_ == "priority") return {level(m, now_), m.last, x.tie};
+    if (name_ == "gdsf") return {0, x.worth, x.tie};
+    if (name_ == "s3_fifo") return {0, x.order, x.tie};
+    if (name_ == "two_q") return {0, x.main ? m.last : x.order, x.tie};
     return {0, x.entered, 0};
   }
   // Whether it is the turn of the queue that x is in.
