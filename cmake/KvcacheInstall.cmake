@@ -62,6 +62,25 @@ if(TARGET kvcache_cpu)
   install(FILES "${kvcache_BINARY_DIR}/kvcache-cpu.pc" DESTINATION "${kvcache_pc_dir}")
 endif()
 
+# CUDA data plane. A static library hands the CUDA runtime on to whoever links it.
+if(TARGET kvcache_cuda)
+  set(kvcache_version_arch "")
+  set_target_properties(kvcache_cuda PROPERTIES EXPORT_NAME cuda)
+  install(
+    TARGETS kvcache_cuda
+    EXPORT kvcacheCudaTargets
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+    ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+    RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  install(EXPORT kvcacheCudaTargets NAMESPACE kvcache:: DESTINATION "${kvcache_cmake_dir}")
+  export(EXPORT kvcacheCudaTargets NAMESPACE kvcache:: FILE "${kvcache_BINARY_DIR}/kvcacheCudaTargets.cmake")
+  get_target_property(kvcache_cuda_type kvcache_cuda TYPE)
+  set(KVCACHE_CUDA_DEPENDENCIES "")
+  if(kvcache_cuda_type STREQUAL "STATIC_LIBRARY")
+    set(KVCACHE_CUDA_DEPENDENCIES "find_dependency(CUDAToolkit)\n")
+  endif()
+endif()
+
 configure_package_config_file(
   cmake/kvcacheConfig.cmake.in "${kvcache_BINARY_DIR}/kvcacheConfig.cmake"
   INSTALL_DESTINATION "${kvcache_cmake_dir}" NO_SET_AND_CHECK_MACRO)

@@ -10,10 +10,11 @@ namespace kvcache::detail::gpu {
 namespace {
 
 constexpr int32_t usual_multiprocessors = 132;
-constexpr int32_t blocks_wanted_each = 4;   ///< of threads, per multiprocessor
-constexpr int32_t least_split_keys = 256;   ///< shorter splits cost more to join than they gain
-constexpr int32_t fixed_split_keys = 2048;  ///< with KVC_USE_FIXED_SPLITS
-constexpr int32_t most_splits = 128;        ///< where they are dealt out
+constexpr int32_t blocks_wanted_each = 4;         ///< of threads, per multiprocessor
+constexpr int32_t least_split_keys = 256;         ///< shorter splits cost more to join than they gain
+constexpr int32_t fixed_split_keys = 2048;        ///< with KVC_USE_FIXED_SPLITS
+constexpr int32_t most_splits = 128;              ///< where they are dealt out
+constexpr int32_t most_slots = INT32_MAX - 4096;  ///< tiles are counted a little past the end
 constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;
 
 constexpr uint32_t features_here = KVC_USE_WINDOW | KVC_USE_SOFT_CAP | KVC_USE_SINK | KVC_USE_LSE |
@@ -61,6 +62,7 @@ kvc_status check_plan_in(const kvc_plan_in* in, kvc_error* error) noexcept {
   if (in->n < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_N, in->n);
   if (in->max_q < 1) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_MAX_Q, in->max_q);
   if (in->max_kv < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_MAX_KV, in->max_kv);
+  if (in->max_kv > most_slots) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_MAX_KV, in->max_kv);
   if (in->width < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_EXECUTOR, in->width);
   if ((in->features & ~features_here) != 0) {
     return fail(error, KVC_UNSUPPORTED, KVC_FIELD_FEATURES, in->features & ~features_here);

@@ -7,10 +7,11 @@ check_sources.py BUILD-DIR [--root DIR]
 import argparse
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
-FOLDERS = ("src", "tests", "examples", "bench", "tools")
+FOLDERS = ("src", "cuda", "tests", "examples", "bench", "tools")
 # Projects of their own, built by the packaging tests, by the planted faults and by the test of the gdb printers.
 APART = ("tests/packaging/", "tests/gates/", "tests/gdb/", "examples/consumer/")
 
@@ -28,11 +29,15 @@ def main():
         compiled.add(path)
         if path.is_relative_to(root / "tests"):
             test_compilations.append(entry["command"])
+    apart = APART
+    cache = args.build / "CMakeCache.txt"
+    if not (cache.exists() and re.search(r"^KVCACHE_NVCC:\w+=/", cache.read_text(), re.M)):
+        apart += ("tests/cuda/",)  # links the library that only nvcc can build
     errors, seen = [], 0
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
             name = path.relative_to(root).as_posix()
-            if path.suffix not in (".cpp", ".c", ".cc") or name.startswith(APART):
+            if path.suffix not in (".cpp", ".c", ".cc") or name.startswith(apart):
                 continue
             seen += 1
             if path.resolve() not in compiled:

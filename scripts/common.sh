@@ -90,6 +90,28 @@ PYTHON
   echo "$model_name: size and SHA-256 are right"
 }
 
+# find_nvcc: where the build will find it, empty if nowhere.
+find_nvcc() {
+  local dir
+  command -v nvcc && return
+  for dir in "${CUDA_HOME:-}/bin" "${CUDA_PATH:-}/bin" /usr/local/cuda/bin; do
+    if [ -x "$dir/nvcc" ]; then echo "$dir/nvcc"; return; fi
+  done
+}
+
+# The disassembler that scripts/sass_report.py reads machine code with; unpacked, not installed.
+fetch_cuda_tools() {
+  local tools=$root/build/cuda-tools work
+  if [ -n "$(find "$tools" -name nvdisasm 2>/dev/null)" ]; then echo "nvdisasm is there"; return; fi
+  work=$(mktemp -d)
+  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$work" \
+    nvidia-cuda-nvdisasm==13.5.37 nvidia-cuda-cuobjdump==13.5.37
+  mkdir -p "$tools"
+  for wheel in "$work"/*.whl; do python3 -m zipfile -e "$wheel" "$tools"; done
+  find "$tools" -path '*/bin/*' -type f -exec chmod +x {} +
+  rm -rf "$work"
+}
+
 # The main job: the shipped workload served from the paged cache, against one reserved region per sequence.
 main_job() {
   "$root/build/release/bin/engine_serve" --model "$model" --requests "$root/examples/engine/workloads/main.jsonl" "$@"

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything quickstart.sh does, then every test and gate. The last line is ctest's summary; the exit code is 0 only
 # if every test of every configuration ran and passed.   KVCACHE_JOBS=N limits compile and test jobs.
+# Without nvcc the CUDA library and its tests are left out; with KVCACHE_REQUIRE_NVCC=1 that is a failure.
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 steps_total=9
 
@@ -17,8 +18,10 @@ need_packages "${run_packages[@]}" "${test_packages[@]}"
 
 step "model"
 fetch_model
+if [ -n "$(find_nvcc)" ]; then fetch_cuda_tools; fi
 
-build release "build: release, g++" -DKVCACHE_BUILD_TESTS=ON -DKVCACHE_BUILD_EXAMPLES=ON -DKVCACHE_BUILD_BENCH=ON
+build release "build: release, g++" -DKVCACHE_BUILD_TESTS=ON -DKVCACHE_BUILD_EXAMPLES=ON -DKVCACHE_BUILD_BENCH=ON \
+  -DKVCACHE_REQUIRE_NVCC="${KVCACHE_REQUIRE_NVCC:-OFF}"
 
 step "main job"
 main_job

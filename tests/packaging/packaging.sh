@@ -122,17 +122,35 @@ case $check in
     common=("$here/find_only" -DCMAKE_PREFIX_PATH="$static")
     configure find "${common[@]}" "-DCOMPONENTS=headers;cpu"
     configure find "${common[@]}"
-    refuses "component 'cuda9' does not exist; kvcache has: headers, cpu" find "${common[@]}" "-DCOMPONENTS=headers;cuda9"
+    refuses "component 'cuda9' does not exist; kvcache has: headers, cpu, cuda" find "${common[@]}" "-DCOMPONENTS=headers;cuda9"
     configure find "${common[@]}" -DCOMPONENTS=cuda9 -DQUIET_LOOK=ON
     grep -q 'kvcache_FOUND=0' "$work/find/configure.log" || { cat "$work/find/configure.log"; exit 1; }
     # An installation without the compiled part.
-    configure build-headers "$source" -DKVCACHE_BUILD_CPU=OFF -DCMAKE_INSTALL_PREFIX="$work/headers" \
+    configure build-headers "$source" -DKVCACHE_BUILD_CPU=OFF -DKVCACHE_WITH_CUDA=OFF -DCMAKE_INSTALL_PREFIX="$work/headers" \
       -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF -DKVCACHE_BUILD_CLI=OFF
     fresh headers
     cmake --install "$work/build-headers" >/dev/null
+    refuses "component 'cuda' was not built into this installation" find "$here/find_only" \
+      -DCMAKE_PREFIX_PATH="$static" -DCOMPONENTS=cuda
     consumer find-headers -DCMAKE_PREFIX_PATH="$work/headers"
     refuses "component 'cpu' was not built into this installation" find "$here/find_only" \
       -DCMAKE_PREFIX_PATH="$work/headers" -DCOMPONENTS=cpu
+    ;;
+  cuda)
+    for kind in static shared; do
+      flag=OFF; if [ $kind = shared ]; then flag=ON; fi
+      fresh cuda-$kind
+      configure build-cuda-$kind "$source" -DBUILD_SHARED_LIBS=$flag -DCMAKE_INSTALL_PREFIX="$work/cuda-$kind" \
+        -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF -DKVCACHE_BUILD_CLI=OFF \
+        -DKVCACHE_CUDA_DIMS=64 -DKVCACHE_CUDA_ARCHITECTURES=90
+      cmake --build "$work/build-cuda-$kind" -j "${KVCACHE_JOBS:-2}"
+      cmake --install "$work/build-cuda-$kind" >/dev/null
+      configure use-cuda-$kind "$here/cuda" -DCMAKE_PREFIX_PATH="$work/cuda-$kind"
+      must_use use-cuda-$kind "$work/cuda-$kind"
+      cmake --build "$work/use-cuda-$kind"
+      "$work/use-cuda-$kind/consumer"
+    done
+    "$source/scripts/check_symbols.sh" "$(find "$work/cuda-shared" -name 'libkvcache_cuda.so')"
     ;;
   *) echo "unknown check '$check'" >&2; exit 2 ;;
 esac

@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Plants one bug at a time in the CUDA kernels and their host code and asks whether tests/simt notices.
+
+simt_mutants.py BUILD-DIR [--sample N] [--only WORD] [--list]
+
+BUILD-DIR is a build tree in which the simt tests are built. Only the files that a bug changes are compiled again. Without
+--sample every bug is planted, and the run fails if fewer than 95 % are caught, or one is that is listed as equivalent.
+With --sample N every (number of bugs / N)-th is, and each must be caught.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+D, S, W, M, A, H, P = "decode.cuh", "tile_stream.cuh", "warp_tile.cuh", "merge.cuh", "append.cuh", "attend.cpp", "append.cpp"
+# What has to be compiled again when a file changes, and which test programs know about it.
+UNITS = {D: ["decode_f16"], S: ["decode_f16"], W: ["decode_f16"], M: ["backend"], A: ["backend"], H: ["attend"], P: ["append"],
+         "host.hpp": ["attend", "append"], "element.cuh": ["decode_f16", "backend"]}
+TESTS = {M: ["attend", "append"], A: ["append"], P: ["append", "check"], H: ["attend", "check"], "host.hpp": ["append", "attend", "check"],
+         "element.cuh": ["append", "attend"]}
+
+# file, what it breaks, the text, what stands there instead; a fifth entry says why tests cannot notice.
+MUTANTS = [
+    # Waits and barriers.
+    (D, "no wait before the scores", "    cp_async_wait<2>();\n    warp_barrier();\n    t.multiply_keys", "    warp_barrier();\n    t.multiply_keys"),
+    (D, "wait before the scores too weak", "    cp_async_wait<2>();\n    warp_barrier();\n    t.multiply_keys", "    cp_async_wait<3>();\n    warp_barrier();\n    t.multiply_keys"),
+    (D, "no wait before the values", "    cp_async_wait<2>();\n    warp_barrier();\n    t.multiply_values", "    warp_barrier();\n    t.multiply_values"),
+    (D, "wait before the values too weak", "    cp_async_wait<2>();\n    warp_barrier();\n    t.multiply_values", "    cp_async_wait<3>();\n    warp_barrier();\n    t.multiply_values"),
+    (D, "no barrier between wait and scores", "    cp_async_wait<2>();\n    warp_barrier();\n    t.multiply_keys", "    cp_async_wait<2>();\n    t.multiply_keys",
+     "ldmatrix and mma already make the warp meet; the barrier is what CUDA's memory model asks for"),
+    (D, "no barrier between wait and values", "    cp_async_wait<2>();\n    warp_barrier();\n    t.multiply_values", "    cp_async_wait<2>();\n    t.multiply_values",
+     "as above: movmatrix meets first in the narrow kernels, ldmatrix in the wide ones"),
+    (D, "copies left behind", "  cp_async_wait<0>();\n}", "}"),
+    (D, "no barrier after the queries", "  block_barrier();\n  tile t;", "  tile t;"),
+    (D, "no barrier before stages are reused", "  block_barrier();  // stages and queries are free\n", ""),
+    (D, "no barrier before states are joined", "  block_barrier();\n  for (int32_t i = static_cast<int32_t>(thread_index()); i < Tile::rows", "  for (int32_t i = static_cast<int32_t>(thread_index()); i < Tile::rows"),
+    (D, "a barrier that half the threads reach", "  block_barrier();  // stages", "  if (warp < 2) block_barrier();  // stages"),
+    (M, "no barrier before lse2 is overwritten", "  block_barrier();  // out", "  // out"),
+    # Stages.
+    (D, "stale stage for K", "    stage_a = stage_c;\n", "    stage_a = stage_a;\n"),
+    (D, "values from the stage of keys", "t.multiply_values(stage_b)", "t.multiply_values(stage_c)"),
+    (D, "V of the wrong tile", "    stream.copy(stream.v, next, stage_a);", "    stream.copy(stream.v, at_first, stage_a);"),
+    (D, "K copied where V belongs", "  stream.copy(stream.v, at_first, stage_b);", "  stream.copy(stream.k, at_first, stage_b);"),
+    (D, "warps share stages", "arena + warp * of_warp, warp, lane", "arena + warp / 2 * of_warp, warp, lane"),
+    (D, "stages too close", "stage_b = stage0 + stage_bytes(Dim), stage_c", "stage_b = stage0 + stage_bytes(Dim) / 2, stage_c"),
+    # Lengths, tables, tiles.
+    (D, "length not cut to the table", "  if (a.length > room) a.length = static_cast<int32_t>(room);\n", ""),
+    (D, "length not cut to the plan", "most(least(len, p.max_kv), 0)", "most(len, 0)"),
+    (D, "negative length", "most(least(len, p.max_kv), 0)", "least(len, p.max_kv)"),
+    (D, "length of another head", "a.sequence * p.kv_len_stride + a.head * p.kv_len_head_stride", "a.sequence * p.kv_len_stride"),
+    (D, "last tile dropped", "a.last = (a.length + tokens - 1) / tokens;", "a.last = a.length / tokens;"),
+    (S, "one token too many", "token < length ? table", "token <= length ? table"),
+    (S, "one token too few", "token < length ? table", "token + 1 < length ? table"),
+    (S, "table read past the split", "return tile < last && token < length ?", "return token < length + 512 ?"),
+    (S, "ids of the pool's end taken", "static_cast<uint32_t>(id) < static_cast<uint32_t>(blocks)", "static_cast<uint32_t>(id) <= static_cast<uint32_t>(blocks) * 1000u"),
+    (S, "absent blocks attended as block 0", "t.present = warp_ballot(good) & all_present;", "t.present = all_present; (void)warp_ballot(good);"),
+    (S, "no zero-fill of tokens that are not there", "cp_async16(at, source, (t.present >> (row + lane / chunks) & 1u) != 0);", "cp_async16(at, source, true);"),
+    (S, "no zero-fill in small blocks", "p, (t.present >> row & 1u) != 0);", "p, true);"),
+    (S, "zero-fill of the wrong row", "(t.present >> (row + lane / chunks) & 1u)", "(t.present >> row & 1u)"),
+    (D, "split reads its neighbour's first tile", "  a.last = least(a.first + each, a.last);", "  a.last = least(a.first + each + 1, a.last);"),
+    (D, "split borders overlap when fixed", "    if (to < a.last) a.last = static_cast<int32_t>(to);\n", "    if (to < a.last) a.last = static_cast<int32_t>(to) + 1;\n"),
+    # Masks.
+    (D, "causal off by one", "if (p.causal != 0 && behind < 0)", "if (p.causal != 0 && behind <= 0)"),
+    (D, "causal sees the next key", "if (p.causal != 0 && behind < 0)", "if (p.causal != 0 && behind < -1)"),
+    (D, "window off by one", "behind >= p.window) seen", "behind > p.window) seen"),
+    (D, "window forgets the query's token", "behind >= p.window) seen", "behind >= p.window - 1) seen"),
+    (D, "window starts a tile late", "a.first = static_cast<int32_t>(lowest / tokens);", "a.first = static_cast<int32_t>(lowest / tokens) + 1;"),
+    (D, "whole tiles counted from the last row", "least(a.hot_last, most(low + 1, 0) / tokens)", "least(a.hot_last, most(high + 1, 0) / tokens)"),
+    (D, "whole tiles of a window from the first row", "static_cast<int64_t>(high) - p.window;", "static_cast<int64_t>(low) - p.window;"),
+    (D, "position of the wrong row", "least(packed / p.group, a.rows - 1)", "least(packed % p.group, a.rows - 1)"),
+    (D, "key positions of head 0", " + a.head * p.k_pos_head_stride + slot", " + slot"),
+    (D, "mask of the other half", "Tile::token_of(n, i, lane);", "Tile::token_of(n, i ^ 2, lane);"),
+    # Softmax.
+    (W, "sum not rescaled", "      sum[r] *= scale;\n", ""),
+    (W, "output not rescaled", "if (state_of(i) == r) out[n][i] *= scale;", "if (state_of(i) != r) out[n][i] *= 1.0f;"),
+    (W, "reference falls", "const float lower = wanted < minus_top[r] ? wanted : minus_top[r];", "const float lower = wanted;"),
+    (W, "maximum over half the lanes", "for (uint32_t x = first_lane_bit; x <= last_lane_bit; x *= 2) {", "for (uint32_t x = first_lane_bit; x < last_lane_bit; x *= 2) {"),
+    (W, "sum over half the lanes", "for (uint32_t x = first_lane_bit; x <= last_lane_bit; x *= 2) sum", "for (uint32_t x = first_lane_bit; x < last_lane_bit; x *= 2) sum"),
+    (W, "reference never lifted", "> lift_above)", "> 1e30f)"),
+    (W, "exponents not computed again", "      lift(factor);\n      exponents(e, factor);", "      lift(factor);"),
+    (W, "cap without its factor", "return cap_log2 * (y < 0 ? -t : t);", "return cap_log2 * t;"),
+    # Layout.
+    (W, "swizzle dropped", "const uint32_t at = Dim % 64 == 0 ? chunk ^ (row & 7u) : chunk;", "const uint32_t at = Dim % 64 == 0 ? chunk ^ (row & 3u) : chunk;"),
+    (S, "swizzle dropped on the copy", "(to ^ ((row & 7u) << 4))", "(to ^ ((row & 3u) << 4))"),
+    (W, "V fragment rows swapped", "ldmatrix4_transposed(v, at + h * 16", "ldmatrix4_transposed(v, at + (halves - 1 - h) * 16"),
+    (W, "V not transposed", "ldmatrix4_transposed(v,", "ldmatrix4(v,"),
+    (W, "weights not transposed", "movmatrix(pack2<Kind>(score[h][0], score[h][1]))", "pack2<Kind>(score[h][0], score[h][1])"),
+    (D, "query head of the wrong group", "const int32_t q_head = a.head * p.group + packed % p.group;\n      const char* row", "const int32_t q_head = a.head + packed % p.group;\n      const char* row"),
+    (D, "query row and head swapped", "a.first_row + packed / p.group, q_head);", "a.first_row + packed % p.group, q_head);"),
+    (S, "32-bit offset of a block", "static_cast<uint64_t>(t.run_block[h]) * block_stride", "static_cast<uint64_t>(t.run_block[h] * block_stride)"),
+    (S, "block stride cut to 32 bits", "block * from.block_stride +", "block * static_cast<uint32_t>(from.block_stride) +"),
+    (S, "token stride taken from the shape", "const auto token_stride = static_cast<uint32_t>(from.token_stride);", "const auto token_stride = static_cast<uint32_t>(Dim * 2);"),
+    (S, "place in the block forgotten", "static_cast<uint64_t>(inside(t, h * 16)) * token_stride", "0"),
+    (S, "head stride of K for V", "v = view(p.v, head);", "v = view({p.v.data, p.v.block_stride, p.k.head_stride / 2, p.v.token_stride}, head);"),
+    # Results.
+    (D, "wrong base of the log-sum-exp", "fast_log2(sum) - lowest", "fast_log2(sum) * 0.693147f - lowest"),
+    (D, "sink counted twice", "const joined j = join(lse, sink);", "const joined j = join(join(lse, sink).top, sink);"),
+    (D, "sink dropped", "    const joined j = join(lse, sink);", "    const joined j = join(lse, minus_infinity());"),
+    (D, "sink in the wrong base", "p.sink_logit[q_head] * 1.44269504088896341f", "p.sink_logit[q_head]"),
+    (D, "output stride from the shape", "store_value(row_of(p.out, row, q_head)", "store_value(p.out.data + (row * p.kv_heads * p.group + q_head) * Dim * 4"),
+    (D, "partial state of the wrong split", " * p.splits + a.split;", " * p.splits + (p.splits - 1 - a.split) / 2 * 2;"),
+    (D, "score written for the wrong key", "                  slot] = s;", "                  slot / 2] = s;"),
+    (M, "sink counted per part", "      sum += weight;\n", "      sum += weight + (sink > minus_infinity() ? fast_exp2(sink - top) : 0.0f);\n"),
+    (M, "sink dropped", "float top = sink;", "float top = minus_infinity();"),
+    (M, "empty part read", "    if (part.lse2 == minus_infinity()) continue;  // its values may be anything\n", ""),
+    (M, "all parts empty", "const bool none = top == minus_infinity();", "const bool none = false;"),
+    (M, "rows past the sequence written", "    if (to >= end) return;\n", ""),
+    (M, "wrong base", "fast_log2(sum) + top", "fast_log2(sum) * 0.693147f + top"),
+    # Append and rotation.
+    (A, "slot -1 written", "    if (slot < 0 || slot >= p.slots) continue;\n    const float v = rotated_value", "    if (slot >= p.slots) continue;\n    const float v = rotated_value"),
+    (A, "slots past the pool written", "    if (slot < 0 || slot >= p.slots) continue;\n    const float v = load_value", "    if (slot < 0) continue;\n    const float v = load_value"),
+    (A, "slot of head 0 for all", "p.slot[row * p.slot_stride + head * p.slot_head_stride];\n    if (slot < 0 || slot >= p.slots) continue;\n    const float v = rotated", "p.slot[row * p.slot_stride];\n    if (slot < 0 || slot >= p.slots) continue;\n    const float v = rotated"),
+    (A, "32-bit slot", "const int64_t block = slot >> shift,", "const int32_t block = static_cast<int32_t>(slot) >> shift, unused = 0; (void)unused; const int64_t"),
+    (A, "pairs swapped", "const int32_t partner = half ?", "const int32_t partner = !half ?"),
+    (A, "turned backwards", "if (second) return add_rn(mul_rn(other, a.s), mul_rn(own, a.c));", "if (second) return add_rn(-mul_rn(other, a.s), mul_rn(own, a.c));"),
+    (A, "table read past its end", "position < r.table_positions", "position <= r.table_positions + 4096"),
+    (A, "angle rounded down", "(turn + 0x80000000u) >> 32", "turn >> 40 << 8"),
+    (A, "channels past the rotated ones lost", "  const int32_t rest = p.dim - 2 * pairs;", "  const int32_t rest = 0;"),
+    # Host code.
+    (H, "workspace one byte short", "return static_cast<size_t>(partial_bytes_o(p) + partial_rows(p) * p.splits * 4);", "return static_cast<size_t>(partial_bytes_o(p) + partial_rows(p) * p.splits * 4 - 4);"),
+    (H, "sink forgotten in the merge", "  m.sink_logit = d.sink_logit;\n", ""),
+    (H, "wide strides copied by the narrow path", "kv.block >= 16 && narrow_strides(kv.k) && narrow_strides(kv.v)", "kv.block >= 16"),
+    (H, "small blocks copied in runs", "kv.block >= 16 && narrow", "kv.block >= 8 && narrow"),
+    (H, "negative scales in the plain kernel", " || !(p.scale_log2 > 0);", ";"),
+    (H, "natural scale", "s.scale * log2_e);", "s.scale);"),
+    (H, "workspace not checked", "workspace.bytes < workspace_needed(*plan) ||", "false ||"),
+    ("host.hpp", "frequency in radians", "frequency / 6.283185307179586476925", "frequency / 3.14159265358979"),
+    ("host.hpp", "misaligned planes taken", "if (s % 16 != 0)", "if (s % 2 != 0)"),
+    (P, "results of the wrong stride", "parts[i].row_stride,", "parts[0].row_stride,"),
+]
+
+
+def commands(build):
+    """Compile command of each file of the simt library, and link command of each test."""
+    found = {}
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        if "kvcache_cuda_on_simt" in entry["command"]:
+            found[pathlib.Path(entry["file"]).stem] = (entry["command"], entry["directory"], entry["file"])
+    return found
+
+
+class Bench:
+    """A copy of cuda/ in which one file at a time is changed."""
+
+    def __init__(self, build, jobs):
+        self.build, self.commands = build, commands(build)
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="simt-mutants-"))
+        self.jobs = jobs
+        self.original = {p.name: p.read_text() for p in (ROOT / "cuda").iterdir() if p.is_file()}
+
+    def compile(self, unit, tree, name):
+        command, cwd, file = self.commands[unit]
+        command = command.replace(str(ROOT / "cuda"), str(tree / "cuda"))
+        source = file.replace(str(ROOT / "cuda"), str(tree / "cuda"))
+        words = [w for w in shlex.split(command.replace(file, source)) if w not in ("-Werror",) and not w.endswith("ccache")]
+        words = ["-O1" if w in ("-O2", "-O3") else w for w in words]
+        words[words.index("-o") + 1] = str(tree / f"{name}.o")
+        for flag in ("-MD", "-MT", "-MF"):
+            if flag in words:
+                i = words.index(flag)
+                del words[i:i + (1 if flag == "-MD" else 2)]
+        done = subprocess.run(words + ["-w"], cwd=cwd, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{name}: the mutant does not compile\n{done.stderr[-2000:]}")
+        return tree / f"{name}.o"
+
+    def link(self, test, objects, tree):
+        listing = subprocess.run(["ninja", "-t", "commands", f"bin/simt_{test}_test"], cwd=self.build, check=True,
+                                 capture_output=True, text=True).stdout.strip().splitlines()[-1]
+        words = shlex.split(listing)
+        words = words[words.index("&&") + 1:] if "&&" in words else words
+        words = words[:words.index("&&")] if "&&" in words else words
+        at = words.index("-o")
+        words[at + 1] = str(tree / f"{test}_test")
+        words[at:at] = [str(o) for o in objects]
+        subprocess.run([w for w in words if not w.endswith("ccache")], cwd=self.build, check=True)
+        return tree / f"{test}_test"
+
+    def try_one(self, mutant):
+        file, name, old, new = mutant[:4]
+        text = self.original[file]
+        if text.count(old) != 1 and not (name in TWICE and text.count(old) == TWICE[name]):
+            sys.exit(f"{name}: '{old[:60]}' occurs {text.count(old)} times in {file}")
+        tree = self.dir / re.sub(r"\W+", "_", f"{file}-{name}")
+        shutil.copytree(ROOT / "cuda", tree / "cuda")
+        (tree / "src").symlink_to(ROOT / "src")
+        (tree / "cuda" / file).write_text(text.replace(old, new))
+        objects = [self.compile(unit, tree, unit) for unit in UNITS[file]]
+        caught = ""
+        for test in TESTS.get(file, ["attend"]):
+            program = self.link(test, objects, tree)
+            try:
+                done = subprocess.run([str(program), "--abort"], capture_output=True, text=True, timeout=240)
+            except subprocess.TimeoutExpired:
+                caught = "does not end"
+                break
+            if done.returncode != 0:
+                m = re.search(r"-{20,}\n(.+?)\n-{20,}", done.stdout)
+                fault = re.search(r"thread \d+: ([^\n\"]+)", done.stdout)
+                caught = f"{test}: {m.group(1) if m else done.returncode}{' / ' + fault.group(1) if fault else ''}"
+                break
+        shutil.rmtree(tree)
+        return caught
+
+
+TWICE = {}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("-j", "--jobs", type=int, default=2)
+    args = parser.parse_args()
+    chosen = [m for m in MUTANTS if args.only in m[1]]
+    if args.sample:
+        sound = [m for m in chosen if len(m) == 4]
+        step = max(1, len(sound) // args.sample)
+        chosen = sound[step // 2::step][:args.sample]
+    if args.list:
+        for m in chosen:
+            print(f"{m[0]:16} {m[1]}{'   (equivalent: ' + m[4] + ')' if len(m) > 4 else ''}")
+        return
+    bench = Bench(args.build.resolve(), args.jobs)
+    missed, wrong = [], []
+    try:
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            for mutant, caught in zip(chosen, pool.map(bench.try_one, chosen)):
+                print(f"{'caught' if caught else 'missed'}  {mutant[0]:16} {mutant[1]:48} {caught}", flush=True)
+                if not caught:
+                    (wrong if len(mutant) == 4 else missed).append(mutant[1])
+    finally:
+        shutil.rmtree(bench.dir, ignore_errors=True)
+    caught = len(chosen) - len(missed) - len(wrong)
+    print(f"{caught} of {len(chosen)} caught; {len(missed)} missed and explained, {len(wrong)} missed")
+    enough = not wrong if args.sample else caught >= 0.95 * len(chosen)
+    sys.exit(0 if enough else 1)
+
+
+if __name__ == "__main__":
+    main()
