@@ -8,8 +8,8 @@
 //   gpu_append(layer, keys, values, {.slots = slots, .rows = 64}, stream);
 //   at->run(layer, batch, queries, softmax, out, {scratch, at->workspace_bytes()}, stream);
 //
-// The status says what the host saw: a call that answers ok has queued its kernels, not finished them. Not run
-// on a GPU yet. Libraries: kvcache::cuda, and kvcache::cpu for the names of fields.
+// The status says what the host saw: a call that answers ok has queued its kernels, not finished them. Not
+// run on a GPU yet. Libraries: kvcache::cuda, and kvcache::cpu for the names of fields.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -20,8 +20,8 @@
 
 namespace kvcache {
 
-/// The C++ form of what a kvc_cuda_* call answered. A device error comes as `unsupported`, field "device", with
-/// CUDA's code as the value.
+/// The C++ form of what a kvc_cuda_* call answered. A device error comes as `unsupported`, field "device",
+/// with CUDA's code as the value.
 inline status gpu_status(kvc_status s, const kvc_error& error) noexcept {
   switch (s) {
     case KVC_OK:
@@ -119,7 +119,8 @@ inline status gpu_append(const kvc_kv& kv, const kvc_rows& k, const kvc_rows& v,
   return gpu_status(kvc_cuda_append(&kv, &a, stream, &e), e);
 }
 
-/// Queues the rotation of rows by their positions ([rows], device) into `out`, which may be the rows' own data.
+/// Queues the rotation of rows by their positions ([rows], device) into `out`, which may be the rows' own
+/// data.
 inline status gpu_rope(const kvc_rope& rope, const kvc_rows& rows, int32_t n_rows, const int32_t* positions,
                        void* out, kvc_stream stream) noexcept {
   kvc_error e{};
