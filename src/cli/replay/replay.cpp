@@ -23,11 +23,15 @@ template <class Worker>
 class cluster {
  public:
   template <class Make>  // makes a policy
-  cluster(const traffic& of, const replay_options& how, Make policy) : of_(of), how_(how), random_(how.seed) {
+  cluster(const traffic& of, const replay_options& how, Make policy) : of_(of), how_(how) {
     const std::int64_t room = how.capacity_blocks < 0 ? std::numeric_limits<std::int64_t>::max()
                                                       : how.capacity_blocks / how.workers;
+    if (how.routing == route::random || how.routing == route::round_robin) assign();
     workers_.reserve(static_cast<std::size_t>(how.workers));
-    for (std::int32_t w = 0; w < how.workers; ++w) workers_.emplace_back(of, policy(), room, life_us(how));
+    for (std::int32_t w = 0; w < how.workers; ++w) {
+      const std::int64_t most = blocks_.empty() ? of.blocks() : blocks_[static_cast<std::size_t>(w)];
+      workers_.emplace_back(of, policy(), std::min(room, most), life_us(how));
+    }
   }
 
   void run(replay_result& to, const replay_progress& tell) {
@@ -38,7 +42,7 @@ class cluster {
     for (std::size_t r = 0; r < requests.size(); ++r) {
       const request& now = requests[r];
       told.at(now.first);
-      const auto [w, hit] = choose(static_cast<std::int32_t>(r), now);
+      const auto [w, hit] = choose(r, now);
       to.hit_blocks += hit;
       to.hit_tokens += of_.tokens_of(now, hit);
       to.requests_with_hit += hit > 0;
@@ -57,26 +61,37 @@ class cluster {
     Worker* to;
     std::int32_t hit;
   };
-  choice choose(std::int32_t r, const request& now);
+  void assign();
+  choice choose(std::size_t r, const request& now);
   choice choose_by_match(const request& now);
   void finish(replay_result& to, std::int64_t resident_sum);
 
   const traffic& of_;
   const replay_options& how_;
-  std::mt19937_64 random_;
+  std::vector<std::int32_t> worker_of_;  // [request], where that does not depend on what is cached
+  std::vector<std::int64_t> blocks_;     // [worker] of its requests, so that it is made no larger
   std::vector<Worker> workers_;
 };
 
 template <class Worker>
-typename cluster<Worker>::choice cluster<Worker>::choose(std::int32_t r, const request& now) {
-  const std::size_t n = workers_.size();
-  if (n > 1 && (how_.routing == route::prefix_affinity || how_.routing == route::affinity_load)) {
-    return choose_by_match(now);
+void cluster<Worker>::assign() {
+  const auto n = static_cast<std::uint64_t>(how_.workers);
+  std::mt19937_64 random(how_.seed);
+  blocks_.resize(n);
+  worker_of_.reserve(of_.source().requests.size());
+  for (const request& r : of_.source().requests) {
+    const std::uint64_t w =
+        how_.routing == route::random ? (random() >> 32) * n >> 32 : worker_of_.size() % n;
+    worker_of_.push_back(static_cast<std::int32_t>(w));
+    blocks_[w] += r.count;
   }
-  std::size_t w = 0;
-  if (n > 1 && how_.routing == route::random) w = static_cast<std::size_t>((random_() >> 32) * n >> 32);
-  if (n > 1 && how_.routing == route::round_robin) w = static_cast<std::size_t>(r) % n;
-  return {&workers_[w], workers_[w].match(of_.source().units_of(now), now.time_us)};
+}
+
+template <class Worker>
+typename cluster<Worker>::choice cluster<Worker>::choose(std::size_t r, const request& now) {
+  if (worker_of_.empty()) return choose_by_match(now);
+  Worker& w = workers_[static_cast<std::size_t>(worker_of_[r])];
+  return {&w, w.match(of_.source().units_of(now), now.time_us)};
 }
 
 template <class Worker>
@@ -179,7 +194,7 @@ eviction_choice settings_of(const std::string& policy) {
 }
 
 void check(const replay_options& how, const policy_info& policy) {
-  constexpr std::int32_t most_workers = 65536;
+  constexpr std::int32_t most_workers = 4096;
   constexpr double longest_ttl = 1e9;  // 30 years; in microseconds it fits 64 bits beside any time
   if (how.capacity_blocks < -1) throw wrong("capacity", std::to_string(how.capacity_blocks));
   if (how.workers < 1 || how.workers > most_workers) throw wrong("workers", std::to_string(how.workers));

@@ -129,7 +129,7 @@ worker<E, When, Future>::worker(const traffic& of, E policy, std::int64_t room, 
       (timed && !used_us_.create(n)) || (remembering && !print_.create(n))) {
     throw out_of_memory("capacity", most);
   }
-  path_.resize(static_cast<std::size_t>(of.longest()));
+  path_.resize(static_cast<std::size_t>(std::min<std::int64_t>(most, of.longest())));
 }
 
 template <eviction_policy E, choosing When, bool Future>
