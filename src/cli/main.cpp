@@ -66,7 +66,8 @@ int run(const cli::command& chosen, const common_options& options) {
       cli::progress meter(options.progress);
       document = chosen.run(meter);
     }
-    const std::string text = options.as_json ? cli::to_text(document) + "\n" : chosen.describe(document);
+    const std::string text =
+        options.as_json ? cli::to_text(document) + "\n" : cli::harmless(chosen.describe(document));
     if (print(text)) return 0;
     return report({cli::failure::cannot_run, "cannot_write", "stdout", {}}, false);
   } catch (const cli::error& e) {

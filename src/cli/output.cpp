@@ -41,14 +41,6 @@ void append(const json& node, std::string& out) {
   out += node.is_object() ? '}' : ']';
 }
 
-// Without control characters.
-std::string harmless(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string to_text(const json& document) {
@@ -66,8 +58,17 @@ json to_json(const error& e) {
   return {{"schema", "kvcache.error.v1"}, {"error", std::move(inner)}};
 }
 
+std::string harmless(std::string text) {
+  for (char& c : text) {
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7F) c = '?';
+  }
+  return text;
+}
+
 std::string describe(const error& e) {
-  return harmless(e.what());
+  std::string text = harmless(e.what());
+  std::replace(text.begin(), text.end(), '\n', '?');
+  return text;
 }
 
 std::string concat(std::initializer_list<std::string_view> parts) {

@@ -24,8 +24,11 @@ std::string to_text(const json& document);
 /// {"schema": "kvcache.error.v1", "error": {code, field, value, file, line, and wanted where it is known}}
 json to_json(const error& e);
 
-/// The error for a terminal: one line without control characters, as names may come from a hostile file.
+/// The error for a terminal, on one line.
 std::string describe(const error& e);
+
+/// Text for a terminal: without control characters but line ends, as names may come from a hostile file.
+std::string harmless(std::string text);
 
 /// The parts one after the other.
 std::string concat(std::initializer_list<std::string_view> parts);

@@ -31,6 +31,11 @@ TEST_CASE("errors name what they know and nothing else") {
   CHECK(cli::describe(helped) == "--x is y: bad_value (wanted: z)");
 }
 
+TEST_CASE("a terminal gets no control characters but line ends") {
+  CHECK(cli::harmless("a\x1b[2J\tb\x7f\n") == "a?[2J?b?\n");
+  CHECK(cli::describe(cli::error(cli::failure::usage, "c", "f", "a\nb")) == "f is a?b: c");
+}
+
 TEST_CASE("amounts of bytes are given in both kinds of units") {
   CHECK(cli::bytes_text(12) == "12 B");
   CHECK(cli::bytes_text(131072) == "131.07 kB = 128.00 KiB");

@@ -299,8 +299,9 @@ std::vector<std::string> near_names(std::string_view name) {
   std::vector<std::pair<std::size_t, const char*>> found;
   for (const architecture& a : models) {
     const std::string have = plain(a.name);
-    const bool part = wanted.size() >= 3 && have.find(wanted) != std::string::npos;
-    const std::size_t far = part ? 0 : distance(wanted, have);
+    // A part of a name is nearer than any other change, its beginning nearest.
+    const std::size_t at = wanted.size() >= 3 ? have.find(wanted) : std::string::npos;
+    const std::size_t far = at != std::string::npos ? (at == 0 ? 0 : 1) : distance(wanted, have);
     if (far <= std::max<std::size_t>(2, have.size() / 3)) found.emplace_back(far, a.name);
   }
   std::stable_sort(found.begin(), found.end(),

@@ -162,19 +162,19 @@ void read_rest(const fields& f, const kind& k, architecture& a) {
   read_mixture(f, a);
 }
 
-// Names of layer_types; the window of the kind of layer.
+// Names of layer_types; the window of the layers that have one.
 bool read_layer_type(const std::string& type, std::int32_t window, layer& l) {
-  if (type == "full_attention") {
+  if (type == "full_attention" || type == "attention") {
     l.window = 0;
     l.kind = layer_kind::full;
     return true;
   }
-  if (type == "sliding_attention") {
+  if (type == "sliding_attention" || type == "chunked_attention") {
     l.window = window;
     l.kind = window == 0 ? layer_kind::full : layer_kind::window;
     return true;
   }
-  if (type != "linear_attention") return false;
+  if (type != "linear_attention" && type != "conv" && type != "mamba") return false;
   l = {.kind = layer_kind::none};
   return true;
 }
@@ -197,14 +197,14 @@ bool read_layer_types(const fields& f, model& m, std::int32_t window) {
     recurrent |= m.layers[i].kind == layer_kind::none;
   }
   if (recurrent) {
-    m.notes.emplace_back(
-        "recurrent layers (linear_attention) keep a state of fixed size, which is not counted");
+    m.notes.emplace_back("recurrent layers keep a state of fixed size, which is not counted");
   }
   return true;
 }
 
 std::int32_t read_window(const fields& f, const kind& k, std::int32_t context) {
-  const std::int32_t window = f.number("sliding_window", 0, 1 << 30);
+  const std::int32_t window =
+      f.number("sliding_window", f.number("attention_chunk_size", 0, 1 << 30), 1 << 30);
   if (k.window_must_be_on && !f.flag("use_sliding_window", false)) return 0;
   return context != 0 && window >= context ? 0 : window;
 }

@@ -5,9 +5,11 @@
 #include <catch2/catch.hpp>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "error.hpp"
 #include "plan/catalogue.hpp"
+#include "support/environment.hpp"
 
 namespace cli = kvcache::cli;
 using cli::layer_kind;
@@ -224,6 +226,39 @@ TEST_CASE("an unknown kind with the fields that matter is accepted with a note")
   for (int i = 0; i < 32; ++i) c["layer_types"].push_back(i % 4 == 3 ? "full_attention" : "linear_attention");
   CHECK(read(c).layers[0].kind == layer_kind::none);
   CHECK(read(c).layers[3].kind == layer_kind::full);
+}
+
+TEST_CASE("chunked attention counts its chunk, convolutions and state space layers count nothing") {
+  json c = llama();
+  c["model_type"] = "llama4_text";
+  c["max_position_embeddings"] = 1 << 20;
+  c["attention_chunk_size"] = 8192;
+  c["layer_types"] = json::array();
+  const char* types[] = {"chunked_attention", "full_attention", "conv", "mamba"};
+  for (int i = 0; i < 32; ++i) c["layer_types"].push_back(types[i % 4]);
+  const cli::model m = read(c);
+  CHECK(m.layers[0] == cli::layer{layer_kind::window, 8192, 8, 128, 128});
+  CHECK(m.layers[1].kind == layer_kind::full);
+  CHECK(m.layers[2].kind == layer_kind::none);
+  CHECK(m.layers[3].kind == layer_kind::none);
+}
+
+TEST_CASE("damaged configurations are read or refused, never followed") {
+  const std::string whole = llama().dump();
+  std::mt19937 random(static_cast<uint32_t>(kvcache::test::test_seed("config", 9)));
+  int refused = 0;
+  const int64_t rounds = kvcache::test::effort(20000);
+  for (int64_t round = 0; round < rounds; ++round) {
+    std::string text = whole;
+    for (int64_t n = 1 + random() % 3; n > 0; --n)
+      text[random() % text.size()] = static_cast<char>(random() % 256);
+    try {
+      (void)cli::model_of_config(text, "c");
+    } catch (const cli::error& e) {
+      refused += e.kind == cli::failure::bad_input;
+    }
+  }
+  CHECK(refused > rounds / 10);
 }
 
 TEST_CASE("what is missing or wrong in a configuration is named") {
