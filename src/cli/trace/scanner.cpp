@@ -274,8 +274,16 @@ scanned_id scanner::id(const char* field, std::int64_t index) {
   scanned_id out;
   if (peek() == '"') {
     ++at_;
-    fill_text(field, longest_text, true);
+    room(256);
+    const char* p = at_;
+    while (*p >= ' ' && *p < 127 && *p != '"' && *p != '\\') ++p;
     out.is = scanned_id::kind::text;
+    if (*p == '"') {  // plain and short, as nearly all are: it can stay where it is
+      out.text = {at_, static_cast<std::size_t>(p - at_)};
+      at_ = p + 1;
+      return out;
+    }
+    fill_text(field, longest_text, true);
     out.text = text_;
     return out;
   }

@@ -114,7 +114,7 @@ TEST_CASE("the block size follows from lengths and counts, rounded up or down") 
     std::string text;
     for (const auto& [length, count] : rows) {
       text += "{\"timestamp\":0,\"input_length\":" + std::to_string(length) + ",\"hash_ids\":[";
-      for (int i = 0; i < count; ++i) text += (i != 0 ? "," : "") + std::to_string(i);
+      for (int i = 0; i < count; ++i) text.append(i != 0 ? "," : "").append(std::to_string(i));
       text += "]}\n";
     }
     return read_text(text).block_tokens;
