@@ -24,4 +24,7 @@ struct command {
 /// What fits, and what a decode step costs.
 command add_plan(CLI::App& program);
 
+/// What a trace of requests would hit.
+command add_replay(CLI::App& program);
+
 }  // namespace kvcache::cli

@@ -17,6 +17,7 @@ namespace {
 /// Every command. A new one is a line here.
 constexpr cli::command (*commands[])(CLI::App&) = {
     &cli::add_plan,
+    &cli::add_replay,
 };
 
 struct common_options {

@@ -22,9 +22,9 @@ hit_count minus(const hit_count& a, const hit_count& b) {
 
 trace_facts facts_of(const traffic& of) {
   const trace& t = of.source();
-  trace_facts f{t.format, static_cast<std::int64_t>(t.requests.size()),
-                of.blocks(), of.nodes(),
-                of.tokens(), of.longest(),
+  trace_facts f{t.format,      static_cast<std::int64_t>(t.requests.size()),
+                of.blocks(),   of.nodes(),
+                of.tokens(),   of.longest(),
                 t.block_tokens};
   if (!t.requests.empty()) {
     f.seconds = static_cast<double>(t.requests.back().time_us - t.requests.front().time_us) / 1e6;
@@ -81,8 +81,9 @@ class runner {
 };
 
 replay_result runner::one(const replay_options& how) {
-  const std::string what = how.policy + (how.capacity_blocks < 0 ? std::string(" without bound")
-                                                                 : " at " + count_text(how.capacity_blocks));
+  const std::string what =
+      how.policy + (how.capacity_blocks < 0 ? std::string(" without bound")
+                                            : concat({" at ", count_text(how.capacity_blocks)}));
   return replay(of_, how,
                 [&](std::int64_t done, std::int64_t total) { meter_.update(what + " blocks", done, total); });
 }
@@ -152,10 +153,8 @@ void runner::add_optimum(const std::vector<std::int64_t>& capacities) {
 }
 
 void run_curve(const traffic& of, study& to, progress& meter) {
-  to.curve =
-      lru_curve(of, to.asked.sample, to.asked.seed, [&](std::int64_t done, std::int64_t total) {
-        meter.update("curve", done, total);
-      });
+  to.curve = lru_curve(of, to.asked.sample, to.asked.seed,
+                       [&](std::int64_t done, std::int64_t total) { meter.update("curve", done, total); });
   to.knee = to.curve.knee();
 }
 
@@ -196,10 +195,10 @@ std::string room_text(const study& s, std::int64_t capacity_blocks) {
   const double tokens = static_cast<double>(capacity_blocks) * s.source.block_tokens;
   std::string out = count_text(capacity_blocks) + (capacity_blocks == 1 ? " block" : " blocks");
   if (tokens > 1e15) return out;
-  out += " (" + tokens_text(static_cast<std::int64_t>(tokens)) + " tokens";
+  out += concat({" (", tokens_text(static_cast<std::int64_t>(tokens)), " tokens"});
   if (s.asked.size) {
     const double gib = tokens * static_cast<double>(s.asked.size->bytes) / (1 << 30);
-    out += ", " + number_text(gib, gib < 10 ? 2 : 1) + " GiB";
+    out += concat({", ", number_text(gib, gib < 10 ? 2 : 1), " GiB"});
   }
   return out + ")";
 }
@@ -209,7 +208,7 @@ std::string row_name(const study& s, const study_row& row) {
   const bool own_time = out.find(':') != std::string::npos;
   if (row.result.ttl_s >= 0 && !own_time) {
     const double ttl = row.result.ttl_s;
-    out += " " + number_text(ttl, ttl == std::floor(ttl) ? 0 : 3) + " s";
+    out += concat({" ", number_text(ttl, ttl == std::floor(ttl) ? 0 : 3), " s"});
   }
   if (row.result.workers > 1 && s.asked.routes.size() > 1) {
     out += std::string(", ") + name_of(row.result.routing);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Everything that one call of `kvcache replay` finds out: a row for each policy, capacity, time and route, the
-// optimum beside them, the curve, and what follows from it in words. Numbers only; the document, the text and
-// the report are made of it.
+// Everything that one call of `kvcache replay` finds out: a row for each policy, capacity, time and route,
+// the optimum beside them, the curve, and what follows from it in words. Numbers only; the document, the text
+// and the report are made of it.
 //
 //   trace ──> traffic ──> run_study ──> study ──┬─> to_document ──> JSON, text
 //                                               └─> report/: SVG, HTML
@@ -39,9 +39,9 @@ struct study_request {
   std::int32_t workers = 1;
   std::vector<route> routes{route::round_robin};
   std::uint64_t seed = 0;
-  bool optimum = true;   ///< a row of belady for each capacity
-  bool curve = false;    ///< the curve is asked for, not only where it bends
-  double sample = 1;     ///< share of the blocks that the curve looks at
+  bool optimum = true;  ///< a row of belady for each capacity
+  bool curve = false;   ///< the curve is asked for, not only where it bends
+  double sample = 1;    ///< share of the blocks that the curve looks at
   read_options reading;
   std::optional<token_size> size;
   std::string command;  ///< the command line, for the report
@@ -50,10 +50,11 @@ struct study_request {
 /// One run and what it lost.
 struct study_row {
   replay_result result;
-  bool asked = true;             ///< else the optimum beside the rows that were
-  hit_count lost_to_capacity;    ///< as in summary.hpp
-  hit_count lost_to_routing;     ///< as in summary.hpp
-  std::int64_t optimum_tokens = -1;  ///< hit_tokens of one worker under belady with the same room; -1: unknown
+  bool asked = true;           ///< else the optimum beside the rows that were
+  hit_count lost_to_capacity;  ///< as in summary.hpp
+  hit_count lost_to_routing;   ///< as in summary.hpp
+  std::int64_t optimum_tokens =
+      -1;  ///< hit_tokens of one worker under belady with the same room; -1: unknown
 
   /// Not under a policy that knows the future.
   bool online = true;
