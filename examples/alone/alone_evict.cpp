@@ -4,8 +4,7 @@
 
 #include "expect.hpp"
 #include "kvcache/cache.hpp"
-#include "kvcache/evict/lfu.hpp"
-#include "kvcache/evict/lru.hpp"
+#include "kvcache/evict/parse.hpp"
 
 namespace kvc = kvcache;
 
@@ -64,9 +63,11 @@ kvc::status show_own() {
 }
 
 kvc::status show_choice() {
-  const bool by_use = true;
+  const char* text = "slru";
   // [choice]
-  kvc::any_eviction policy = by_use ? kvc::any_eviction(kvc::lfu{}) : kvc::any_eviction(kvc::lru{});
+  const kvc::parsed_eviction read = kvc::parse_eviction(text);  // "slru", "ttl:300", "s3_fifo:small=10,uses=2"
+  if (!read.ok()) return {kvc::errc::bad_argument, "eviction"};  // read.key, .text, .allowed: what is wrong
+  kvc::any_eviction policy = kvc::make_eviction(read.value);
   if (!policy.holds()) return kvc::errc::out_of_memory;
   auto cache = kvc::basic_cache<kvc::dynamic>::create({.groups = {&four_blocks, 1}}, std::move(policy));
   // [choice]

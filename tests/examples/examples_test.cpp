@@ -72,11 +72,12 @@ TEST_CASE("an example reports figures, claims and a result, as a document and as
       {"agent_loop", "--steps 6 --new 3 --without 2"},
       {"tenants", "--rounds 1"},
       {"block_sizes", ""},
+      {"eviction_policies", ""},
   };
   for (const example& e : all) {
     const std::string name = e.program;
     INFO(name);
-    const std::string arguments = e.arguments + (name == "block_sizes" ? std::string() : model);
+    const std::string arguments = e.arguments + (*e.arguments == 0 ? std::string() : model);
     const outcome o = run(command(name, arguments + " --json"));
     CHECK(o.code == 0);
     const json d = o.document();
@@ -173,6 +174,7 @@ TEST_CASE("an example whose claim does not hold says so and ends with code 1") {
   expect_failed_claim("tenants", "--rounds 1 --cache contiguous" + model, "by the tenant who sent it");
   expect_failed_claim("rope_offset", "--offset 0" + model, "at another offset");
   expect_failed_claim("block_sizes", "--region 16384", "20 to 40 %");
+  expect_failed_claim("eviction_policies", "--blocks 20000", "a priority keeps more");
   const std::string text = model + " --text-file " + kvcache::test::data_path("text.txt");
   expect_failed_claim("streaming_llm", "--tokens 200 --read 64 --policy full" + text, "no byte more");
   expect_failed_claim("streaming_llm", "--tokens 200 --read 64 --policy window:32" + text, "first token");
