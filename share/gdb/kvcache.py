@@ -201,7 +201,7 @@ class Tree:
         if self.nodes is not None:
             state = self.nodes["state_"]["data_"][r]
             per_node = int(self.nodes["geo_"]["blocks_per_unit"])
-            text += f", pins {int(state['pins'])}, lane {int(state['lane'])}, last {int(state['meta']['last'])}"
+            text += f", pins {int(state['pins'])}, lane {int(state['lane'])}, last {int(state['last'])}"
             text += f", blocks {ids(items(self.nodes['blocks_'], r * per_node, per_node))}"
         return text
 
