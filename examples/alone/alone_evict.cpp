@@ -65,7 +65,8 @@ kvc::status show_own() {
 kvc::status show_choice() {
   const char* text = "slru";
   // [choice]
-  const kvc::parsed_eviction read = kvc::parse_eviction(text);  // "slru", "ttl:300", "s3_fifo:small=10,uses=2"
+  const kvc::parsed_eviction read =
+      kvc::parse_eviction(text);  // "slru", "ttl:300", "s3_fifo:small=10,uses=2"
   if (!read.ok()) return {kvc::errc::bad_argument, "eviction"};  // read.key, .text, .allowed: what is wrong
   kvc::any_eviction policy = kvc::make_eviction(read.value);
   if (!policy.holds()) return kvc::errc::out_of_memory;
