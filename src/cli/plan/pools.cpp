@@ -41,7 +41,7 @@ std::string text_of(const pool& p) {
 }
 
 // What the library says of a format and a shape, in words of the command line.
-[[noreturn]] void refuse(const status& s, const pool& p, const kv_choice& kv) {
+[[noreturn]] void refuse(const status& s, const pool& p, const kv_choice& kv, const std::string& file) {
   const std::string field = s.field;
   if (p.shape.v_aliases_k && lossy(p.format)) {
     throw error(failure::cannot_run, "unsupported", "--kv", kv.text)
@@ -55,8 +55,9 @@ std::string text_of(const pool& p) {
     throw error(failure::cannot_run, "unsupported", "--kv " + field, std::to_string(s.value))
         .wanting("a format for " + text_of(p));
   }
-  throw error(failure::usage, "bad_value", field, std::to_string(s.value))
-      .wanting("what " + text_of(p) + " allow");
+  const failure kind = file.empty() ? failure::usage : failure::bad_input;
+  throw error(kind, "bad_value", field, std::to_string(s.value), file)
+      .wanting("blocks of less than 2^31 values a layer");
 }
 
 // The presets rotate heads, which needs a power of two; the bytes are the same without.
@@ -73,11 +74,11 @@ kv_format fitting(const kv_choice& kv, const pool& p, bool& changed) {
   return f;
 }
 
-void complete(pool& p, const kv_choice& kv, std::int32_t block, bool& changed) {
+void complete(pool& p, const kv_choice& kv, std::int32_t block, const std::string& file, bool& changed) {
   p.format = fitting(kv, p, changed);
   p.block_size = block != 0 ? block : lossy(p.format) ? 64 : 16;
   const result<block_format> made = block_format_of({&p.format, 1}, p.shape, p.block_size);
-  if (!made) refuse(made.error(), p, kv);
+  if (!made) refuse(made.error(), p, kv, file);
   p.block = *made;
 }
 
@@ -140,7 +141,7 @@ std::vector<pool> pools_of(const model& m, const kv_choice& kv, std::int32_t blo
   if (pools.empty())
     throw error(failure::bad_input, "nothing_cached", "layers", std::to_string(m.layers.size()), m.file);
   bool changed = false;
-  for (pool& p : pools) complete(p, kv, block, changed);
+  for (pool& p : pools) complete(p, kv, block, m.file, changed);
   if (changed) {
     notes.push_back(kv.text + " is planned without its rotation of heads (hadamard=none), as a head of " +
                     std::to_string(pools[0].shape.head_dim_k) +

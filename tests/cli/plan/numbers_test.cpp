@@ -243,6 +243,23 @@ TEST_CASE("formats that do not suit a model are refused with what does") {
   CHECK(fitted.block_size == 64);
 }
 
+TEST_CASE("a shape that no cache can have is the fault of whoever stated it") {
+  const auto kind_of = [](cli::plan_request r) {
+    try {
+      (void)cli::make_plan(std::move(r));
+      FAIL("was planned");
+    } catch (const cli::error& e) {
+      CHECK(e.field == "kv_heads");
+      return e.kind;
+    }
+    return cli::failure::cannot_run;
+  };
+  cli::plan_request r = request("layers=1,kv_heads=65536,head_dim=65536", 100, 1);
+  CHECK(kind_of(r) == cli::failure::usage);
+  r.subject.file = "model.gguf";
+  CHECK(kind_of(r) == cli::failure::bad_input);
+}
+
 TEST_CASE("text of a format that is wrong says where") {
   const auto refused = [](const char* text, const char* value) {
     try {
