@@ -15,7 +15,7 @@ for folder in tests/fuzz/corpus/*/; do
   name=$(basename "$folder")
   [[ " ${targets[*]} " == *":$name "* ]] || die "soak.sh does not know the corpus $name"
 done
-seconds=$(awk -v h="$hours" -v n=${#targets[@]} -v j="$jobs" 'BEGIN { s = int(h * 3600 * j / n); print s > 0 ? s : 1 }')
+seconds=$(awk -v h="$hours" -v n=${#targets[@]} -v j="$jobs" 'BEGIN { s = int(h * 3600 * j / n); print (s > 0 ? s : 1) }')
 steps_total=2
 
 step "build: AddressSanitizer and UndefinedBehaviorSanitizer"
@@ -38,6 +38,7 @@ soak() {
     return 1
   fi
 }
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 code=0
 for t in "${targets[@]}"; do
   while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || code=1; done

@@ -63,6 +63,7 @@ class session_reader {
     in_.object("requests[]", [&](std::string_view name) { read_member(name, facts, seen, agent); });
     if (!seen.has(time)) in_.fail_at(line, "missing_field", "t", "");
     order.check(in_, line, "t", facts.time_us);
+    if (agent && facts.has_blocks) in_.fail_at(line, "bad_value", "hash_ids", "of a subagent itself");
     if (agent || seen.has(nested)) {
       out_.shift(in_, from, facts.time_us);
       return;

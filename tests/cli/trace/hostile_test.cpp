@@ -182,6 +182,8 @@ TEST_CASE("each format names its own missing and wrong fields") {
   check_refused(R"({"hash_id_scope":"galaxy","requests":[]})", "bad_value", "hash_id_scope", "galaxy", 1);
   check_refused(R"({"requests":[],"hash_id_scope":"global"})", "bad_value", "hash_id_scope",
                 "global after the requests", 1);
+  check_refused(R"({"requests":[{"t":0,"hash_ids":[1],"type":"subagent"}]})", "bad_value", "hash_ids",
+                "of a subagent itself", 1);
   check_refused(R"({"requests":[{"t":0,"hash_ids":[1],"requests":[]}]})", "bad_value", "requests",
                 "beside hash_ids", 1);
   check_refused(R"({"requests":[{"t":0,"requests":[],"hash_ids":[1]}]})", "bad_value", "hash_ids",
