@@ -112,14 +112,16 @@ void add_times(study& s) {
     if (r.ttl_s < 0 || r.capacity_blocks >= 0) continue;
     s.findings.push_back(row_name(s, row) + " without bound finds " +
                          percent(percent_of(r.hit_tokens, s.source.tokens)) + " of the tokens and holds " +
-                         room_text(s, std::llround(r.mean_resident_blocks)) + " on average.");
+                         room_text(s, std::llround(r.mean_resident_blocks)) +
+                         " on average over time, more at its peak.");
   }
 }
 
 std::string sharing_text(const study& s) {
   const loss_summary& l = s.summary;
-  std::string out = percent(percent_of(l.share_less_than_block, l.requests)) +
-                    " of the requests share less than one block (" + count_text(s.source.block_tokens) +
+  std::string out = percent(percent_of(l.share_less_than_block, l.requests)) + " of the requests (" +
+                    count_text(l.share_less_than_block) + " of " + count_text(l.requests) +
+                    ") share less than one block (" + count_text(s.source.block_tokens) +
                     " tokens) with any earlier request";
   if (l.shorter_than_block > 0) {
     out += std::string("; ") + percent(percent_of(l.shorter_than_block, l.requests)) +
@@ -163,11 +165,11 @@ void advise_room(study& s, std::int64_t capacity) {
   const double left = share(s.curve.points.back()) - here;
   std::string from = std::string("From ") + room_text(s, capacity) + " on, ";
   if (left < worth) {
-    s.advice.push_back(from + "more room brings lru " + percent(left) +
-                       " of the tokens at most: that is enough room.");
+    s.advice.push_back(from + "more room brings lru no more than " + percent(left) +
+                       " of the tokens: that is enough room.");
   } else {
-    s.advice.push_back(from + "twice the room brings lru " + percent(twice - here) +
-                       " of the tokens, and all the room " + "there could be brings " + percent(left) + ".");
+    s.advice.push_back(from + "twice the room brings lru another " + percent(twice - here) +
+                       " of the tokens, and room without bound " + percent(left) + ".");
   }
 }
 
@@ -193,7 +195,7 @@ void advise_policy(study& s, const std::vector<std::int64_t>& capacities) {
   }
   if (!best_text.empty() && most >= worth) {
     s.advice.push_back(best_text + " finds " + percent(most) +
-                       " more of the tokens than lru: worth a trial there.");
+                       " of the tokens more than lru: worth a trial there.");
   } else if (!best_text.empty()) {
     s.advice.push_back(std::string("No other policy here finds as much as ") + number_text(worth, 0) +
                        " % of the tokens more "
@@ -201,12 +203,12 @@ void advise_policy(study& s, const std::vector<std::int64_t>& capacities) {
   }
   if (worst <= -worth) {
     s.advice.push_back("The wrong policy costs: " + worst_text + " finds " + percent(-worst) +
-                       " less than lru.");
+                       " of the tokens less than lru.");
   }
   if (gap >= 5) {
     s.advice.push_back(
         std::string("At ") + room_text(s, gap_at) + " the optimum finds " + percent(gap) +
-        " more than the best " +
+        " of the tokens more than the best " +
         "policy here. Part of it can be had by telling the cache what is known of the future: "
         "sessions that ended, prompts that will come again (priorities, pins); the rest is room.");
   }

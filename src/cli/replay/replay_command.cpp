@@ -142,6 +142,10 @@ json run_replay(const CLI::App& app, const replay_arguments& o, progress& meter)
   outputs to = open_outputs(app, o);
   const trace read = read_trace(request.files, request.reading,
                                 [&](const read_progress& p) { meter.update("reading", p.bytes, p.total); });
+  if (read.block_tokens == 0) {
+    throw error(failure::bad_input, "lengths_only", "hash_ids", "missing", request.files[0])
+        .wanting("a trace with ids of blocks or tokens: lengths alone do not say what comes again");
+  }
   const traffic ready(
       read, [&](std::int64_t done, std::int64_t total) { meter.update("counting blocks", done, total); });
   const study s = run_study(ready, std::move(request), meter);

@@ -176,6 +176,12 @@ study run_study(const traffic& of, study_request request, progress& meter) {
   run_curve(of, s, meter);
   // The workload's own numbers do not depend on the run.
   s.summary = summarize(of, {}, {}, {});
+  const bool timed =
+      std::any_of(s.rows.begin(), s.rows.end(), [](auto& row) { return row.result.ttl_s >= 0; });
+  if (timed && s.source.seconds <= 0) {
+    s.notes.emplace_back(
+        "All requests come at one time, so nothing runs out: the rows of ttl are those of lru.");
+  }
   conclude(s);
   meter.finish();
   return s;

@@ -121,7 +121,7 @@ std::string head(const study& s) {
   const trace_facts& f = s.source;
   std::string out = concat({"<header>\n<h1>Prefix cache replay: ", escaped(names(s)), "</h1>\n"});
   std::string what = concat({"Format ", f.format, ", blocks of ", count_text(f.block_tokens), " tokens, ",
-                             number_text(f.seconds, 0), " seconds"});
+                             count_text(std::llround(f.seconds)), " seconds"});
   if (f.sessions > 0) what += concat({", ", count_text(f.sessions), " sessions"});
   if (s.asked.workers > 1) what += concat({", ", std::to_string(s.asked.workers), " workers"});
   if (s.asked.size) {

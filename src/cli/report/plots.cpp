@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 namespace kvcache::cli {
 namespace {
 
 constexpr double wide = 900, narrow = 360;
-constexpr std::size_t most_bars = 60;
+constexpr std::int64_t most_bars = 60;
 
 double share(const study& s, std::int64_t tokens) {
   return percent_of(tokens, s.source.tokens);
@@ -155,6 +156,11 @@ std::vector<const study_row*> by_capacity(const study& s) {
   return rows;
 }
 
+// One worker without bound finds the ceiling under every policy that does not look at the clock.
+bool says_ceiling(const study_row& row) {
+  return row.result.capacity_blocks < 0 && row.result.ttl_s < 0 && row.result.workers == 1;
+}
+
 bar_chart loss_chart(const study& s) {
   bar_chart c;
   c.title = "Where the tokens of the prompts went";
@@ -165,7 +171,8 @@ bar_chart loss_chart(const study& s) {
              {"lost to capacity, whatever the policy", 4},
              {"comes for the first time", -1}};
   for (const study_row* row : by_capacity(s)) {
-    if (c.bars.size() == most_bars) break;
+    if (says_ceiling(*row)) continue;
+    if (std::ssize(c.bars) == most_bars) break;
     const split_row p = split(s, *row);
     const std::int64_t room = row->result.capacity_blocks;
     std::string name = row_name(s, *row);
@@ -220,12 +227,20 @@ std::vector<plot> plots_of(const study& s, bool as_files) {
       "The line of lru is exact at every capacity. Marks are replays. The dashed line of belady is what a "
       "policy "
       "that knows the future finds in the same room; the ceiling is what one cache without bound finds.";
+  const auto timed = [](const study_row& row) {
+    return row.result.capacity_blocks < 0 && row.result.ttl_s >= 0;
+  };
+  if (std::any_of(s.rows.begin(), s.rows.end(), timed)) {
+    out[0].caption +=
+        " A ttl without bound stands at the room it takes on average over time; at its peak it takes more.";
+  }
   render(hits, std::max(440.0, 120 + 17.0 * static_cast<double>(hits.lines.size())), as_files, out[0]);
   out[1].caption =
       "Each bar is all tokens of all prompts, at the capacity in blocks that stands behind its name.";
-  if (s.rows.size() > most_bars) {
-    out[1].caption += std::string(" The first ") + std::to_string(most_bars) + " of " +
-                      std::to_string(s.rows.size()) + " rows are drawn; the table has all.";
+  const std::int64_t rows = std::ssize(s.rows) - std::count_if(s.rows.begin(), s.rows.end(), says_ceiling);
+  if (rows > most_bars) {
+    out[1].caption += concat({" The first ", count_text(most_bars), " of ", count_text(rows),
+                              " rows are drawn; the table has all."});
   }
   render(loss_chart(s), 0, as_files, out[1]);
   out[2].caption = "A block counts where lru first finds it: in a cache of at least so many blocks of " +

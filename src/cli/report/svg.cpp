@@ -105,6 +105,11 @@ class line_drawing {
   std::string axes() const;
   std::string ticks() const;
   std::string line(const svg_line& l) const;
+  /// A mark alone that stands far from the right: its label stands at it.
+  bool alone(const svg_line& l) const {
+    return beside_ && !l.name.empty() && l.points.size() == 1 &&
+           x(l.points[0].x) + width_of(l.name) < right_ - 20;
+  }
   std::string labels() const;
   std::string legend() const;
 
@@ -120,12 +125,15 @@ line_drawing::line_drawing(const line_chart& chart, const drawing& how)
       how_(how),
       step_(round_step(std::max(chart.most, 1e-9), 6)),
       top_value_(step_ * std::ceil(std::max(chart.most, 1e-9) / step_ - 1e-9)) {
-  double longest = 0;
-  for (const svg_line& l : chart.lines) longest = std::max(longest, width_of(l.name));
+  double longest = 0, named = 0;
+  for (const svg_line& l : chart.lines) {
+    longest = std::max(longest, width_of(l.name));
+    named += l.name.empty() ? 0 : 1;
+  }
   beside_ = longest + 34 < 0.36 * how.width;
   right_ = how.width - (beside_ ? longest + 34 : 14);
   bottom_ = how.height - 62;
-  height_ = how.height + (beside_ ? 0 : line_height * static_cast<double>(chart.lines.size()) + 8);
+  height_ = how.height + (beside_ ? 0 : line_height * named + 8);
 }
 
 std::string line_drawing::axes() const {
@@ -163,6 +171,10 @@ std::string line_drawing::line(const svg_line& l) const {
   if (l.marked) {
     for (const svg_point& p : l.points) out += mark(x(p.x), y(p.y), l.colour);
   }
+  if (alone(l)) {
+    out += text_at(x(l.points[0].x) + 9, y(l.points[0].y) + 4, "start", l.name,
+                   concat({" class=\"", colour_class(l.colour), " name\""}).c_str());
+  }
   return out;
 }
 
@@ -170,7 +182,7 @@ std::string line_drawing::line(const svg_line& l) const {
 std::string line_drawing::labels() const {
   std::vector<label> all;
   for (const svg_line& l : chart_.lines) {
-    if (!l.points.empty() && !l.name.empty()) all.push_back({y(l.points.back().y), &l});
+    if (!l.points.empty() && !l.name.empty() && !alone(l)) all.push_back({y(l.points.back().y), &l});
   }
   std::stable_sort(all.begin(), all.end(), [](const label& a, const label& b) { return a.y < b.y; });
   std::vector<double> at;
