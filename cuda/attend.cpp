@@ -89,7 +89,8 @@ kvc_status check_plan_made(const kvc_plan* plan, const kvc_kv& kv, kvc_error* er
   if (plan->target != KVC_TARGET_CUDA) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TARGET, plan->target);
   const bool made = plan->splits >= 1 && (plan->row_block == narrow_rows || plan->row_block == wide_rows) &&
                     plan->n >= 0 && plan->max_q >= 1 && plan->max_kv >= 0 && plan->kv_heads >= 1 &&
-                    plan->q_heads >= 1 && plan->head_block >= 0;
+                    plan->q_heads >= 1 && plan->head_block >= 0 &&
+                    (plan->row_block == narrow_rows || has_wide(plan->dim_k));
   if (!made) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_PLAN);
   if (plan->kv_heads != kv.kv_heads) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KV_HEADS, kv.kv_heads);
   if (plan->dim_k != kv.dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_K, kv.dim_k);
@@ -237,7 +238,8 @@ kvc_status kvc_cuda_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error
   p.n = in->n;
   p.max_q = in->max_q;
   p.max_kv = in->max_kv;
-  p.row_block = int64_t{in->max_q} * (in->q_heads / kv.kv_heads) <= narrow_rows ? narrow_rows : wide_rows;
+  const int64_t packed = int64_t{in->max_q} * (in->q_heads / kv.kv_heads);
+  p.row_block = packed <= narrow_rows || !has_wide(kv.dim_k) ? narrow_rows : wide_rows;
   p.head_block = (in->features & KVC_USE_FIXED_SPLITS) != 0 ? fixed_split_keys : 0;
   const int64_t tiles = row_tiles_of(p), splits = splits_wanted(p, tiles);
   KVC_TRY(check_sizes(p, tiles, splits, error));
@@ -274,7 +276,7 @@ kvc_status kvc_cuda_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_bat
   const decode_choice choice{kv->k.type, kv->dim_k, plan->row_block == wide_rows, extras};
   const int64_t blocks = int64_t{p.n} * p.kv_heads * p.row_tiles * p.splits;
   const launch_shape shape{static_cast<uint32_t>(blocks), threads_of_block,
-                           static_cast<uint32_t>(decode_shared_bytes(kv->dim_k, plan->row_block))};
+                           static_cast<uint32_t>(decode_shared_bytes(kv->dim_k))};
   KVC_TRY(launched(launch_decode(choice, p, shape, stream), error));
   if (plan->splits == 1) return KVC_OK;
   const merge_params m = join_splits(*plan, p);

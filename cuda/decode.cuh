@@ -143,10 +143,12 @@ KVCACHE_DEVICE void mask_tile(const decode_params& p, const decode_place& a, Til
   }
 }
 
-/// All tiles of a warp.
+/// All tiles of a warp. The query rows lie in the first warp's last stage until every warp has them.
 template <bool Extras, int Dim, class Tile>
-KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, Tile& t, uint32_t stage0,
+KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, Tile& t, uint32_t arena,
                                  uint32_t warp, uint32_t lane) {
+  const uint32_t stage0 = arena + warp * (stages * stage_bytes(Dim));
+  const uint32_t queries = arena + 2 * stage_bytes(Dim);
   tile_stream<Dim> stream;
   stream.start(p, a.sequence, a.head, a.length, a.last, lane);
   int32_t position[2];
@@ -162,6 +164,10 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, 
   const located at_first = stream.locate(tile, first_id);
   stream.copy(stream.k, at_first, stage_a);
   stream.copy(stream.v, at_first, stage_b);
+  stage_queries<Tile::kind, Dim>(p, a, Tile::rows, queries);
+  block_barrier();
+  t.start(queries, lane);
+  block_barrier();  // the stage is free
   located next = stream.locate(tile + warps_of_block, second_id);
   stream.copy(stream.k, next, stage_c);
   uint32_t present = at_first.present;
@@ -193,8 +199,9 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, 
 /// Joins the four warps' states and writes results or partial states.
 template <int Dim, class Tile>
 KVCACHE_DEVICE void finish_block(const decode_params& p, const decode_place& a, Tile& t, uint32_t states,
-                                 uint32_t sums, uint32_t warp, uint32_t lane) {
+                                 uint32_t warp, uint32_t lane) {
   constexpr uint32_t pitch = Dim + 4;  // floats; keeps rows apart in the banks
+  const uint32_t sums = states + warps_of_block * Tile::rows * pitch * 4;
   t.add_lanes();
   KVCACHE_UNROLL
   for (int r = 0; r < 2; ++r) {
@@ -261,15 +268,10 @@ decode(const decode_params p) {
   choose_tiles(p, a, tile::rows, tile::tokens);
   const uint32_t warp = shuffle(thread_index() / 32, 0), lane = thread_index() % 32;
   const uint32_t arena = shared_base();
-  constexpr uint32_t of_warp = stages * stage_bytes(Dim);
-  const uint32_t queries = arena + warps_of_block * of_warp;
-  stage_queries<Kind, Dim>(p, a, tile::rows, queries);
-  block_barrier();
   tile t;
-  t.start(queries, lane);
-  stream_tiles<Extras, Dim>(p, a, t, arena + warp * of_warp, warp, lane);
-  block_barrier();  // stages and queries are free
-  finish_block<Dim>(p, a, t, arena, queries, warp, lane);
+  stream_tiles<Extras, Dim>(p, a, t, arena, warp, lane);
+  block_barrier();  // all stages are free
+  finish_block<Dim>(p, a, t, arena, warp, lane);
 }
 
 }  // namespace kvcache::detail::gpu

@@ -33,10 +33,14 @@ inline constexpr int32_t stages = 3;  ///< half steps (K or V of a tile) that a 
 KVCACHE_BOTH constexpr int32_t stage_bytes(int32_t dim) {
   return tile_tokens(dim) * staged_row(dim);
 }
-/// Shared memory of a decode block: stages of all warps, then the query rows. The stages are reused to join
-/// the warps' results.
-KVCACHE_BOTH constexpr int32_t decode_shared_bytes(int32_t dim, int32_t rows) {
-  return warps_of_block * stages * stage_bytes(dim) + rows * staged_row(dim);
+/// Shared memory of a decode block: the stages of all warps. Before they are in use the query rows lie in one
+/// of them, afterwards the warps' states, to be joined. 96 KiB at most, which every device has.
+KVCACHE_BOTH constexpr int32_t decode_shared_bytes(int32_t dim) {
+  return warps_of_block * stages * stage_bytes(dim);
+}
+/// Wide tiles of wide heads would not fit the registers.
+KVCACHE_BOTH constexpr bool has_wide(int32_t dim) {
+  return dim <= 128;
 }
 
 /// Rows of queries, keys, values or results.

@@ -47,14 +47,15 @@ struct warp_tile {
   static constexpr int score_tiles = Wide ? tokens / 8 : tokens / 16;
   static constexpr int out_tiles = Wide ? Dim / 8 : Dim / 16;
   static constexpr int q_words = Wide ? 4 : 2;
-  static constexpr bool q_stays = Dim <= 128 || !Wide;  ///< in registers
+  static constexpr half_kind kind = Kind;
+  static_assert(!Wide || has_wide(Dim));
 
-  uint32_t q[q_stays ? steps : 1][q_words];
+  uint32_t q[steps][q_words];
   float score[score_tiles][4];
   float out[out_tiles][4];
   float minus_top[2];  ///< of the two query rows of this lane: minus the reference of the exponentials
   float sum[2];
-  uint32_t k_offset, v_offset, q_address;  ///< of this lane's row in ldmatrix
+  uint32_t k_offset, v_offset;  ///< of this lane's row in ldmatrix
 
   /// Which of the lane's two query rows element i of a fragment belongs to.
   static KVCACHE_BOTH constexpr int state_of(int i) { return Wide ? i >> 1 : i & 1; }
@@ -77,7 +78,6 @@ struct warp_tile {
                    odd = lane >> 3 & 1u;  // rows by 8, second chunk in between
     k_offset = Wide ? staged_at<Dim>(apart, odd) : staged_at<Dim>(near, high);
     v_offset = Wide ? staged_at<Dim>(near, high) : staged_at<Dim>(apart, odd);
-    q_address = q_stage + (Wide ? staged_at<Dim>(near, high) : staged_at<Dim>(lane & 7u, odd));
     KVCACHE_UNROLL
     for (int n = 0; n < out_tiles; ++n) {
       KVCACHE_UNROLL
@@ -85,17 +85,14 @@ struct warp_tile {
     }
     minus_top[0] = minus_top[1] = nothing_seen;
     sum[0] = sum[1] = 0;
-    if constexpr (q_stays) {
-      KVCACHE_UNROLL
-      for (int step = 0; step < steps; ++step) load_q(q[step], step);
-    }
-  }
-
-  KVCACHE_DEVICE void load_q(uint32_t (&to)[q_words], int step) const {
-    uint32_t r[4];
-    ldmatrix4(r, chunk_pairs_on<Dim>(q_address, step));
+    const uint32_t q_address = q_stage + (Wide ? staged_at<Dim>(near, high) : staged_at<Dim>(lane & 7u, odd));
     KVCACHE_UNROLL
-    for (int i = 0; i < q_words; ++i) to[i] = r[i];
+    for (int step = 0; step < steps; ++step) {
+      uint32_t r[4];
+      ldmatrix4(r, chunk_pairs_on<Dim>(q_address, step));
+      KVCACHE_UNROLL
+      for (int i = 0; i < q_words; ++i) q[step][i] = r[i];
+    }
   }
 
   /// score = dot products of the tile's keys with the query rows.
@@ -107,19 +104,16 @@ struct warp_tile {
     }
     KVCACHE_UNROLL
     for (int step = 0; step < steps; ++step) {
-      uint32_t fresh[q_words];
-      if constexpr (!q_stays) load_q(fresh, step);
-      const uint32_t(&qs)[q_words] = q_stays ? q[q_stays ? step : 0] : fresh;
       const uint32_t at = chunk_pairs_on<Dim>(k_stage + k_offset, step);
       KVCACHE_UNROLL
       for (int h = 0; h < halves; ++h) {
         uint32_t k[4];
         ldmatrix4(k, at + h * 16 * staged_row(Dim));
         if constexpr (Wide) {
-          mma<Kind>(score[2 * h], qs, k[0], k[1]);
-          mma<Kind>(score[2 * h + 1], qs, k[2], k[3]);
+          mma<Kind>(score[2 * h], q[step], k[0], k[1]);
+          mma<Kind>(score[2 * h + 1], q[step], k[2], k[3]);
         } else {
-          mma<Kind>(score[h], k, qs[0], qs[1]);
+          mma<Kind>(score[h], k, q[step][0], q[step][1]);
         }
       }
     }

@@ -23,10 +23,10 @@ DECODE = re.compile(r"6decodeILNS1_9half_kindE(\d)ELi(\d+)ELb(\d)ELb(\d)E")
 PLAIN = re.compile(r"gpu\d+([a-z_]+)E")
 
 
-def shared_bytes(dim, wide):
+def shared_bytes(dim):
     """As decode_shared_bytes in cuda/params.hpp."""
     row = dim * 2 if dim % 64 == 0 else dim * 2 + 16
-    return 4 * 3 * (16 if dim > 128 else 32) * row + (16 if wide else 8) * row
+    return 4 * 3 * (16 if dim > 128 else 32) * row
 
 
 def readable(mangled):
@@ -34,7 +34,7 @@ def readable(mangled):
     if m:
         kind, dim, wide, extras = (int(x) for x in m.groups())
         name = f"decode {'bf16' if kind else 'f16'} {dim} {'wide' if wide else 'narrow'}{' extras' if extras else ''}"
-        return name, shared_bytes(dim, wide)
+        return name, shared_bytes(dim)
     m = PLAIN.search(mangled)
     return (m.group(1) if m else mangled), 0
 
@@ -107,7 +107,9 @@ def main():
     args = parser.parse_args()
     rows, errors = read_logs(args.build)
     version = version_of(args.build)
-    if args.update and not errors:
+    if errors:
+        sys.exit("\n".join(errors))
+    if args.update:
         write_table(args.table, rows, version)
     table, table_version = read_table(args.table)
     for key, (registers, shared, blocks) in sorted(rows.items()):

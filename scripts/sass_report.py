@@ -272,9 +272,9 @@ def decode_name(mangled):
 
 def decode_shared(mangled):
     """As decode_shared_bytes in cuda/params.hpp."""
-    _, dim, wide, _ = (int(x) for x in DECODE.search(mangled).groups())
+    _, dim, _, _ = (int(x) for x in DECODE.search(mangled).groups())
     row = dim * 2 if dim % 64 == 0 else dim * 2 + 16
-    return 4 * 3 * (16 if dim > 128 else 32) * row + (16 if wide else 8) * row
+    return 4 * 3 * (16 if dim > 128 else 32) * row
 
 
 def decode_rows(a):

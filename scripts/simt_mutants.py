@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plants one bug at a time in the CUDA kernels and their host code and asks whether tests/simt notices.
 
-simt_mutants.py BUILD-DIR [--sample N] [--only WORD] [--list]
+simt_mutants.py BUILD-DIR [--sample N] [--skip N] [--only WORD] [--list]
 
 BUILD-DIR is a build tree in which the simt tests are built. Only the files that a bug changes are compiled again. Without
 --sample every bug is planted, and the run fails if fewer than 95 % are caught, or one is that is listed as equivalent.
@@ -22,10 +22,11 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 D, S, W, M, A, H, P = "decode.cuh", "tile_stream.cuh", "warp_tile.cuh", "merge.cuh", "append.cuh", "attend.cpp", "append.cpp"
+R, RH = "run.cuh", "run.cpp"
 # What has to be compiled again when a file changes, and which test programs know about it.
-UNITS = {D: ["decode_f16"], S: ["decode_f16"], W: ["decode_f16"], M: ["backend"], A: ["backend"], H: ["attend"], P: ["append"],
+UNITS = {R: ["run_on_machine"], RH: ["run"], D: ["decode_f16"], S: ["decode_f16"], W: ["decode_f16"], M: ["backend"], A: ["backend"], H: ["attend"], P: ["append"],
          "host.hpp": ["attend", "append"], "element.cuh": ["decode_f16", "backend"]}
-TESTS = {M: ["attend", "append"], A: ["append"], P: ["append", "check"], H: ["attend", "check"], "host.hpp": ["append", "attend", "check"],
+TESTS = {R: ["run"], RH: ["run"], M: ["attend", "append"], A: ["append"], P: ["append", "check"], H: ["attend", "check"], "host.hpp": ["append", "attend", "check"],
          "element.cuh": ["append", "attend"]}
 
 # file, what it breaks, the text, what stands there instead; a fifth entry says why tests cannot notice.
@@ -40,22 +41,24 @@ MUTANTS = [
     (D, "no barrier between wait and values", "    cp_async_wait<2>();\n    warp_barrier();\n    t.multiply_values", "    cp_async_wait<2>();\n    t.multiply_values",
      "as above: movmatrix meets first in the narrow kernels, ldmatrix in the wide ones"),
     (D, "copies left behind", "  cp_async_wait<0>();\n}", "}"),
-    (D, "no barrier after the queries", "  block_barrier();\n  tile t;", "  tile t;"),
-    (D, "no barrier before stages are reused", "  block_barrier();  // stages and queries are free\n", ""),
+    (D, "no barrier after the queries", "  block_barrier();\n  t.start(queries, lane);", "  t.start(queries, lane);"),
+    (D, "no barrier before the queries' stage is reused", "  block_barrier();  // the stage is free\n", ""),
+    (D, "no barrier before stages are reused", "  block_barrier();  // all stages are free\n", ""),
     (D, "no barrier before states are joined", "  block_barrier();\n  for (int32_t i = static_cast<int32_t>(thread_index()); i < Tile::rows", "  for (int32_t i = static_cast<int32_t>(thread_index()); i < Tile::rows"),
-    (D, "a barrier that half the threads reach", "  block_barrier();  // stages", "  if (warp < 2) block_barrier();  // stages"),
+    (D, "a barrier that half the threads reach", "  block_barrier();  // all stages", "  if (warp < 2) block_barrier();  // all stages"),
     (M, "no barrier before lse2 is overwritten", "  block_barrier();  // out", "  // out"),
     # Stages.
     (D, "stale stage for K", "    stage_a = stage_c;\n", "    stage_a = stage_a;\n"),
     (D, "values from the stage of keys", "t.multiply_values(stage_b)", "t.multiply_values(stage_c)"),
     (D, "V of the wrong tile", "    stream.copy(stream.v, next, stage_a);", "    stream.copy(stream.v, at_first, stage_a);"),
     (D, "K copied where V belongs", "  stream.copy(stream.v, at_first, stage_b);", "  stream.copy(stream.k, at_first, stage_b);"),
-    (D, "warps share stages", "arena + warp * of_warp, warp, lane", "arena + warp / 2 * of_warp, warp, lane"),
+    (D, "warps share stages", "arena + warp * (stages", "arena + warp / 2 * (stages"),
     (D, "stages too close", "stage_b = stage0 + stage_bytes(Dim), stage_c", "stage_b = stage0 + stage_bytes(Dim) / 2, stage_c"),
     # Lengths, tables, tiles.
     (D, "length not cut to the table", "  if (a.length > room) a.length = static_cast<int32_t>(room);\n", ""),
     (D, "length not cut to the plan", "most(least(len, p.max_kv), 0)", "most(len, 0)"),
-    (D, "negative length", "most(least(len, p.max_kv), 0)", "least(len, p.max_kv)"),
+    (D, "negative length", "most(least(len, p.max_kv), 0)", "least(len, p.max_kv)",
+     "a negative length has no tile either; the clamp is there for the reader"),
     (D, "length of another head", "a.sequence * p.kv_len_stride + a.head * p.kv_len_head_stride", "a.sequence * p.kv_len_stride"),
     (D, "last tile dropped", "a.last = (a.length + tokens - 1) / tokens;", "a.last = a.length / tokens;"),
     (S, "one token too many", "token < length ? table", "token <= length ? table"),
@@ -125,6 +128,21 @@ MUTANTS = [
     (A, "table read past its end", "position < r.table_positions", "position <= r.table_positions + 4096"),
     (A, "angle rounded down", "(turn + 0x80000000u) >> 32", "turn >> 40 << 8"),
     (A, "channels past the rotated ones lost", "  const int32_t rest = p.dim - 2 * pairs;", "  const int32_t rest = 0;"),
+    # Command list.
+    (R, "tokens of another command", "p.command[b / static_cast<uint32_t>(p.n_layers)];\n  const plane_view& from", "p.command[0];\n  const plane_view& from"),
+    (R, "values of every head from head 0", "char* target = cell_of(to, c.dst, head);", "char* target = cell_of(to, c.dst, 0);"),
+    (R, "cleared blocks copied", "if (p.zero == 0) w =", "w ="),
+    (R, "no barrier between reading and writing", "    block_barrier();\n    KVCACHE_UNROLL\n    for (int32_t k = 0; k < at_once; ++k) {\n      const int32_t i = first + k * threads_of_block + static_cast<int32_t>(thread_index());\n      if (!there[k]) continue;\n      const int32_t t", "    KVCACHE_UNROLL\n    for (int32_t k = 0; k < at_once; ++k) {\n      const int32_t i = first + k * threads_of_block + static_cast<int32_t>(thread_index());\n      if (!there[k]) continue;\n      const int32_t t"),
+    (R, "keep-list of head 0", " + head * p.kept_head_stride", ""),
+    (R, "keep-list of the first layer", " + number * p.kept_layer_stride", ""),
+    (R, "kept slots not bounded", "slot >= 0 && slot >> p.block_shift < p.n_src", "slot >= 0"),
+    (R, "targets read as sources", "p.id[p.n_src + (t >> p.block_shift)]", "p.id[t >> p.block_shift]"),
+    (R, "whole block turned", "i < c.tokens * pairs", "i < (c.tokens + 1) * pairs"),
+    (RH, "stages out of order", "return c.stage > stage;", "return c.stage < stage;"),
+    (RH, "keep-lists counted from the group's first layer", "keep.slots + l * keep.layer_stride", "keep.slots"),
+    (RH, "open blocks mistaken for sealed", "to_open = op == KVC_OP_COPY_OPEN;\n  return {", "to_open = false;\n  return {"),
+    (RH, "first layers only", "    p.n_commands = 0;\n    for", "    if (l > 100) break;\n    p.n_commands = 0;\n    for"),
+    (RH, "self-overwriting gather taken", "std::find(g.src + i + 1, g.src + n_src, g.dst[i]) != g.src + n_src", "false"),
     # Host code.
     (H, "workspace one byte short", "return static_cast<size_t>(partial_bytes_o(p) + partial_rows(p) * p.splits * 4);", "return static_cast<size_t>(partial_bytes_o(p) + partial_rows(p) * p.splits * 4 - 4);"),
     (H, "sink forgotten in the merge", "  m.sink_logit = d.sink_logit;\n", ""),
@@ -220,10 +238,11 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first ones")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("-j", "--jobs", type=int, default=2)
     args = parser.parse_args()
-    chosen = [m for m in MUTANTS if args.only in m[1]]
+    chosen = [m for m in MUTANTS if args.only in m[1]][args.skip:]
     if args.sample:
         sound = [m for m in chosen if len(m) == 4]
         step = max(1, len(sound) // args.sample)

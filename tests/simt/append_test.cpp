@@ -283,6 +283,11 @@ TEST_CASE("merge joins what attends over parts of the keys gave, as the CPU does
         kvc_out into = parts[0];
         REQUIRE(kvc_cuda_merge(parts.data(), n, rows, sink, &into, nullptr, nullptr) == KVC_OK);
         for (size_t i = 0; i < size_t(rows * heads); ++i) REQUIRE(lse[0][i] == l[1][i]);
+        for (size_t i = 0; i < size_t(rows * heads * dim); ++i) {
+          const auto* to =
+              static_cast<const float*>(into.o) + int64_t(i / dim) * into.head_stride / 4 + i % dim;
+          REQUIRE(*to == reinterpret_cast<const float*>(o[1].data())[i]);
+        }
       }
     }
   }

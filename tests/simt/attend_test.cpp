@@ -110,6 +110,7 @@ TEST_CASE("fixed splits give a sequence the same bits in any batch and under any
   all.ask_queries(a);
   const gpu_answer together = all.attend(a);
   REQUIRE(together.plan.splits == 3);
+  gpu_world::check(together, all.oracle(a, all.batch_of(a)), KVC_F16, KVC_F32);
   for (size_t s = 0; s < lengths.size(); ++s) {
     kvc_batch b = all.batch_of(a);
     b.n = 1;
@@ -288,9 +289,10 @@ TEST_CASE("heads of a sequence may have different lengths") {
 
 TEST_CASE("absent blocks are not attended, and ids outside the pool count as absent") {
   for (const int32_t block : {4, 16, 64}) {
-    for (const int32_t wild : {-1, INT32_MIN, 1 << 20, INT32_MAX}) {
-      CAPTURE(block, wild);
+    for (int32_t wild : {-1, INT32_MIN, 1 << 20, INT32_MAX, 0}) {
       gpu_world w({1, 4, 64, block, KVC_F16, layout::heads_first}, {10, 64, 200, 257}, 17);
+      if (wild == 0) wild = w.kv.blocks;  // the first that is not there
+      CAPTURE(block, wild);
       w.table[0] = wild;  // all that the first sequence has, with blocks of 16 and more
       w.table[size_t(w.columns) * 2 + 1] = wild;
       w.table[size_t(w.columns) * 3 + size_t(256 / block)] = wild;  // the last, partly filled one
@@ -322,7 +324,9 @@ TEST_CASE("a length past the table or the plan's bound is cut, and nothing outsi
   const kvc_batch b = w.batch_of(a);
   const auto want = w.oracle(a, b);
   w.kv_len[1] = INT32_MAX;  // four columns: 64
-  gpu_world::check(attend_all_ways(w, a, b), want, KVC_F16, KVC_F32);
+  gpu_ask wide = a;
+  wide.max_kv = 1 << 20;
+  gpu_world::check(attend_all_ways(w, wide, b), want, KVC_F16, KVC_F32);
   w.kv_len[0] = -5;
   w.kv_len[1] = 64;
   const gpu_answer none = w.attend(a, b);

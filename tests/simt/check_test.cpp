@@ -277,7 +277,7 @@ TEST_CASE("append, rope and merge name the field they object to") {
 
 TEST_CASE("a kernel's fault is a device error with its code") {
   call_of_all c;
-  simt::the_backend().shared_taken = 64;
+  simt::the_backend().shared_taken = 40000;
   kvc_error e{};
   const kvc_status status = c.run(&e);
   simt::the_backend().shared_taken = 0;

@@ -9,9 +9,10 @@ namespace kvcache::detail::gpu {
 template <half_kind Kind, int Dim>
 int32_t decode_family<Kind, Dim>::launch(bool wide, bool extras, const decode_params& p,
                                          const launch_shape& shape, kvc_stream) noexcept {
-  if (wide) {
-    return extras ? start(&decode<Kind, Dim, true, true>, p, shape)
-                  : start(&decode<Kind, Dim, true, false>, p, shape);
+  if constexpr (has_wide(Dim)) {
+    if (wide)
+      return extras ? start(&decode<Kind, Dim, true, true>, p, shape)
+                    : start(&decode<Kind, Dim, true, false>, p, shape);
   }
   return extras ? start(&decode<Kind, Dim, false, true>, p, shape)
                 : start(&decode<Kind, Dim, false, false>, p, shape);

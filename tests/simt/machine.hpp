@@ -7,8 +7,7 @@
 //
 //   shared memory   starts as NaN in every block; every access is checked for bounds and alignment
 //   cp.async        its destination is NaN from the instruction on, and holds the data only after the
-//   thread's
-//                   own wait_group has asked for it
+//                   thread's own wait_group has asked for it; under odd seeds some groups arrive at once
 //   warp-wide       a lane that is missing, exited, or at another instruction is a fault
 //   schedules       seed 0 is in order; others stay on a warp until it blocks, then take a random one, in a
 //                   random order of lanes and of blocks (keeping warps in step would hide missing barriers)

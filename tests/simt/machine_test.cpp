@@ -174,7 +174,7 @@ TEST_CASE("a barrier that some threads never reach is a fault") {
 
 TEST_CASE("an asynchronous copy is there after the wait and not before") {
   alignas(16) static const uint32_t source[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-  launch({1, 32, 32 * 32, 1, false}, [] {
+  launch({1, 32, 32 * 32, 2, false}, [] {
     const uint32_t at = thread_index() * 32;
     store(at, 77);
     async_copy(at, source, 16);
@@ -193,6 +193,23 @@ TEST_CASE("an asynchronous copy is there after the wait and not before") {
     REQUIRE(load(at + 24) == 0);  // zero-filled
     REQUIRE(load(at + 28) == 0);
   });
+}
+
+TEST_CASE("under odd seeds some copies arrive at once, and then overwrite what lies there") {
+  alignas(16) static const uint32_t source[4] = {1, 2, 3, 4};
+  for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
+    int early = 0;
+    launch({1, 32, 32 * 16, seed, false}, [&] {
+      const uint32_t at = thread_index() * 16;
+      async_copy(at, source, 16);
+      async_commit();
+      early += load(at) == 1;
+      async_wait(0);
+      REQUIRE(load(at) == 1);
+    });
+    REQUIRE((early > 0) == (seed % 2 == 1));
+    REQUIRE(early < 32);
+  }
 }
 
 TEST_CASE("what was not committed is not waited for") {

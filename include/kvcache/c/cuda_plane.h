@@ -69,6 +69,14 @@ KVC_API kvc_status kvc_cuda_merge(const kvc_out* parts, int32_t n_parts, int32_t
 KVC_API kvc_status kvc_cuda_rope(const kvc_rope* rope, const kvc_rows* rows, int32_t n_rows,
                                  const int32_t* pos, void* out, kvc_stream stream, kvc_error* error);
 
+/// Queues a list of commands, stage by stage, after every id in it has been checked: one launch per stage,
+/// kind and group over all its layers (64 layers and 512 commands at a time). The list, its ids and layers
+/// lie on the host and may be changed as soon as the call returns; keep-lists lie on the device, where a slot
+/// outside the source run leaves its place as it was. rope, for KVC_OP_ROTATE, as in kvc_cuda_append. Fails
+/// also: KVC_UNSUPPORTED for layers of one group with different shapes, for a gather of more than 4,096
+/// blocks, and for KVC_OP_SEAL into another type.
+KVC_API kvc_status kvc_cuda_run(const kvc_run* run, kvc_stream stream, kvc_error* error);
+
 #ifdef __cplusplus
 }
 #endif

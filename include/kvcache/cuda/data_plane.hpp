@@ -136,4 +136,29 @@ inline status gpu_merge(std::span<const kvc_out> parts, int32_t rows, const kvc_
   return gpu_status(kvc_cuda_merge(parts.data(), n, rows, sink_logit, &out, stream, &e), e);
 }
 
+/// Payload and options of a command list.
+struct gpu_run_options {
+  std::span<const int32_t> ids{};     ///< payload of gather commands, on the host
+  std::span<const kvc_keep> keeps{};  ///< keep-lists they name: structs on the host, slots on the device
+  const kvc_rope* rope = nullptr;     ///< needed by rotate commands; its table on the device
+};
+
+/// Queues commands over all layers, stage by stage. Fails with the field before anything was queued.
+inline status gpu_run(std::span<const kvc_kv> layers, std::span<const kvc_command> commands,
+                      kvc_stream stream, const gpu_run_options& options = {}) noexcept {
+  kvc_run r{};
+  r.struct_size = sizeof r;
+  r.layers = layers.data();
+  r.n_layers = static_cast<int32_t>(layers.size());
+  r.commands = commands.data();
+  r.n_commands = static_cast<int32_t>(commands.size());
+  r.ids = options.ids.data();
+  r.n_ids = static_cast<int32_t>(options.ids.size());
+  r.keeps = options.keeps.data();
+  r.n_keeps = static_cast<int32_t>(options.keeps.size());
+  r.rope = options.rope;
+  kvc_error e{};
+  return gpu_status(kvc_cuda_run(&r, stream, &e), e);
+}
+
 }  // namespace kvcache
