@@ -48,7 +48,7 @@ struct cache_config {
   std::int64_t blocks = 0;       ///< size of the pool; 0: enough for max_sequences full sequences
   int max_sequences = 1;         ///< open at the same time
   int max_tokens = 0;            ///< longest sequence
-  std::string eviction = "lru";  ///< which cached prefix goes first: lru or lfu; paged only
+  std::string eviction = "lru";  ///< which cached prefix goes first, as evict/parse.hpp reads it; paged only
   thread_pool* pool = nullptr;   ///< must outlive the cache
   /// How full blocks are packed: one format for all layers, or one per layer; empty: as they were written.
   /// For blocks of 32 to 128 tokens; paged only.

@@ -66,7 +66,7 @@ void add_options(CLI::App& app, options& o) {
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   app.add_option("--eviction", o.eviction, "which cached prefix goes first")
-      ->check(CLI::IsMember({"lru", "lfu"}))
+      ->check(CLI::IsMember({"lru", "fifo", "lfu", "slru", "gdsf", "s3_fifo", "two_q"}))
       ->capture_default_str();
   app.add_flag("--ignore-eos", o.ignore_end, "go on after an end token");
   add_policy_options(app, o.retention);

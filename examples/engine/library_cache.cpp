@@ -11,7 +11,7 @@
 #include "kvcache/blocks/batch_view.hpp"
 #include "kvcache/blocks/contiguous.hpp"
 #include "kvcache/cache.hpp"
-#include "kvcache/evict/lfu.hpp"
+#include "kvcache/evict/parse.hpp"
 #include "library_terms.hpp"
 #include "packed_blocks.hpp"
 
@@ -371,9 +371,9 @@ result<std::unique_ptr<cache_kind>> make(const cache_config& config,
 
 result<std::unique_ptr<cache_kind>> make_library_cache(bool paged, const cache_config& config) {
   if (!paged) return make<reserving>(config, {});
-  if (config.eviction == "lru") return make<kvcache::dynamic>(config, kvcache::any_eviction(kvcache::lru{}));
-  if (config.eviction == "lfu") return make<kvcache::dynamic>(config, kvcache::any_eviction(kvcache::lfu{}));
-  return cannot_run("unsupported", "eviction", config.eviction);
+  const kvcache::parsed_eviction read = kvcache::parse_eviction(config.eviction);
+  if (!read.ok()) return cannot_run("unsupported", "eviction", config.eviction);
+  return make<kvcache::dynamic>(config, kvcache::make_eviction(read.value));
 }
 
 }  // namespace engine

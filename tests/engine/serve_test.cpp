@@ -300,7 +300,7 @@ TEST_CASE("engine_serve prints one document with every request and the totals") 
 TEST_CASE("by default both kinds run in the same memory and their answers are compared") {
   const scratch folder;
   const std::string base = synthetic_base(folder) + " --requests " + folder.file("w", small_workload());
-  for (const char* options : {"", " --batch 1", " --block 32 --chunk 3", " --kv f16 --eviction lfu"}) {
+  for (const char* options : {"", " --batch 1", " --block 32 --chunk 3", " --kv f16 --eviction s3_fifo"}) {
     INFO(options);
     const outcome o = run(base + " --json" + options);
     CHECK(o.code == 0);
