@@ -18,7 +18,7 @@ if [ -f build/release/CMakeCache.txt ]; then
 else
   cmake --preset release -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_BENCH=OFF >/dev/null
 fi
-cmake --build build/release -j "$jobs" --target engine_serve engine_generate engine_score
+cmake --build build/release -j "$jobs" --target engine_serve engine_generate engine_score kvcache_command
 
 step "main job"
 main_job
