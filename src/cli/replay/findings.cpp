@@ -59,9 +59,13 @@ class at_capacity {
 
 std::string ceiling_text(const study& s) {
   const double ceiling = percent_of(s.summary.ceiling.tokens, s.source.tokens);
+  // As where a trace lists full blocks only.
+  const bool some_in_no_block = s.source.blocks * s.source.block_tokens < s.source.tokens;
   return percent(ceiling) +
          " of the tokens can be found again at most (the ceiling: one cache without bound); " + "the other " +
-         percent(100 - ceiling) + " come for the first time.";
+         percent(100 - ceiling) +
+         (some_in_no_block ? " come for the first time, or stand in no full block."
+                           : " come for the first time.");
 }
 
 std::string capacity_finding(const study& s, std::int64_t capacity) {
@@ -240,7 +244,11 @@ void conclude(study& s) {
   add(bend_text(s));
   advise_prompts(s);
   if (s.summary.ceiling.blocks == 0) return;
-  if (!capacities.empty()) advise_room(s, capacities.back());
+  if (s.curve.points.back().hit_blocks == 0) {
+    s.notes.emplace_back("The sample holds no block that is used again: the curve needs a larger --sample.");
+  } else if (!capacities.empty()) {
+    advise_room(s, capacities.back());
+  }
   advise_policy(s, capacities);
   advise_routing(s, capacities);
 }

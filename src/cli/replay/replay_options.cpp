@@ -103,7 +103,7 @@ void read_policies(const CLI::App& app, const replay_arguments& o, study_request
 }
 
 void read_routes(const CLI::App& app, const replay_arguments& o, study_request& to) {
-  to.workers = static_cast<std::int32_t>(parse_count("--workers", o.workers, 1, 65536));
+  to.workers = static_cast<std::int32_t>(parse_count("--workers", o.workers, 1, 4096));
   const std::vector<std::string> names = split_list("--route", o.routes);
   refuse_repeats("--route", names);
   to.routes.clear();

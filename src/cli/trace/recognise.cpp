@@ -40,8 +40,8 @@ format_reader recognise(std::string_view front) {
   if (has("hash_id_scope") || has("requests")) return read_weka;
   if (has("trigger_time_us")) return read_tair;
   if (has("events") || has("block_hashes") || (has("ts") && has("type"))) return read_kv_events;
+  if (!has("hash_ids") && (has("tokens") || has("token_ids"))) return read_tokens;
   if (has("hash_ids") || has("input_length")) return has("chat_id") ? read_bailian : read_mooncake;
-  if (has("tokens") || has("token_ids")) return read_tokens;
   if (has("timestamp")) return read_mooncake;
   return nullptr;
 }

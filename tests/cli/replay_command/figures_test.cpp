@@ -174,6 +174,27 @@ TEST_CASE("several files are one trace, a sampled curve says so") {
   CHECK(sampled["curve"].size() > 100);
 }
 
+TEST_CASE("a log of tokens is a trace with times or without, with lengths beside them or without") {
+  const scratch folder;
+  const std::string tokens = R"("tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9])";
+  for (const char* beside :
+       {"", R"("timestamp": 3, )", R"("timestamp": 3, "session": "a", )", R"("input_length": 9, )"}) {
+    const std::string line = std::string("{") + beside + tokens + "}\n";
+    const std::string trace = std::string("'") + folder.file("log.jsonl", line + line) + "'";
+    INFO(line);
+    const json d = answer(trace + " --block 4 --capacity inf,1b");
+    CHECK(d["trace"]["block_tokens"] == 4);
+    CHECK(d["trace"]["tokens"] == 18);
+    CHECK(d["results"][0]["hit_tokens"] == 8);
+    CHECK(d["results"][1]["hit_tokens"] == 4);
+  }
+  // Without times nothing runs out, and that is said.
+  const std::string trace =
+      std::string("'") + folder.file("log.jsonl", std::string("{") + tokens + "}\n") + "'";
+  const json timed = answer(trace + " --block 4 --policy ttl --ttl 1 --capacity inf");
+  CHECK(timed["notes"].dump().find("nothing runs out") != std::string::npos);
+}
+
 TEST_CASE("people read what is lost where, and what engines would say") {
   const outcome o =
       run(published("mooncake_synthetic.jsonl.zst") +

@@ -44,6 +44,7 @@ TEST_CASE("wrong command lines of replay end with 2 and name option and value") 
   wrong("--policy ttl --ttl 60,60", "--ttl", "60");
   wrong("--policy lru --ttl 60", "--ttl", "60");
   wrong("--workers 0", "--workers", "0");
+  wrong("--workers 4097", "--workers", "4097");
   wrong("--workers 2.5", "--workers", "2.5");
   wrong("--workers 2 --route random", "--seed", "");
   wrong("--workers 2 --route nearest", "--route", "nearest");
