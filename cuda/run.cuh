@@ -2,7 +2,7 @@
 #pragma once
 // The command list: whole or partial blocks copied or cleared, keys turned in place, slots gathered by a
 // keep-list. One launch serves all commands of a stage and kind over all layers of a group.
-#include "append.cuh"
+#include "rope.cuh"
 #include "run_params.hpp"
 
 namespace kvcache::detail::gpu {

@@ -21,12 +21,12 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-D, S, W, M, A, H, P = "decode.cuh", "tile_stream.cuh", "warp_tile.cuh", "merge.cuh", "append.cuh", "attend.cpp", "append.cpp"
+D, S, W, M, A, O, H, P = "decode.cuh", "tile_stream.cuh", "warp_tile.cuh", "merge.cuh", "append.cuh", "rope.cuh", "attend.cpp", "append.cpp"
 R, RH = "run.cuh", "run.cpp"
 # What has to be compiled again when a file changes, and which test programs know about it.
-UNITS = {R: ["run_on_machine"], RH: ["run"], D: ["decode_f16"], S: ["decode_f16"], W: ["decode_f16"], M: ["backend"], A: ["backend"], H: ["attend"], P: ["append"],
+UNITS = {R: ["run_on_machine"], RH: ["run"], D: ["decode_f16"], S: ["decode_f16"], W: ["decode_f16"], M: ["backend"], A: ["backend"], O: ["backend", "run_on_machine"], H: ["attend"], P: ["append"],
          "host.hpp": ["attend", "append"], "element.cuh": ["decode_f16", "backend"]}
-TESTS = {R: ["run"], RH: ["run"], M: ["attend", "append"], A: ["append"], P: ["append", "check"], H: ["attend", "check"], "host.hpp": ["append", "attend", "check"],
+TESTS = {R: ["run"], RH: ["run"], M: ["attend", "append"], A: ["append"], O: ["append", "run"], P: ["append", "check"], H: ["attend", "check"], "host.hpp": ["append", "attend", "check"],
          "element.cuh": ["append", "attend"]}
 
 # file, what it breaks, the text, what stands there instead; a fifth entry says why tests cannot notice.
@@ -123,10 +123,10 @@ MUTANTS = [
     (A, "slots past the pool written", "    if (slot < 0 || slot >= p.slots) continue;\n    const float v = load_value", "    if (slot < 0) continue;\n    const float v = load_value"),
     (A, "slot of head 0 for all", "p.slot[row * p.slot_stride + head * p.slot_head_stride];\n    if (slot < 0 || slot >= p.slots) continue;\n    const float v = rotated", "p.slot[row * p.slot_stride];\n    if (slot < 0 || slot >= p.slots) continue;\n    const float v = rotated"),
     (A, "32-bit slot", "const int64_t block = slot >> shift,", "const int32_t block = static_cast<int32_t>(slot) >> shift, unused = 0; (void)unused; const int64_t"),
-    (A, "pairs swapped", "const int32_t partner = half ?", "const int32_t partner = !half ?"),
-    (A, "turned backwards", "if (second) return add_rn(mul_rn(other, a.s), mul_rn(own, a.c));", "if (second) return add_rn(-mul_rn(other, a.s), mul_rn(own, a.c));"),
-    (A, "table read past its end", "position < r.table_positions", "position <= r.table_positions + 4096"),
-    (A, "angle rounded down", "(turn + 0x80000000u) >> 32", "turn >> 40 << 8"),
+    (O, "pairs swapped", "const int32_t partner = half ?", "const int32_t partner = !half ?"),
+    (O, "turned backwards", "if (second) return add_rn(mul_rn(other, a.s), mul_rn(own, a.c));", "if (second) return add_rn(-mul_rn(other, a.s), mul_rn(own, a.c));"),
+    (O, "table read past its end", "position < r.table_positions", "position <= r.table_positions + 4096"),
+    (O, "angle rounded down", "(turn + 0x80000000u) >> 32", "turn >> 40 << 8"),
     (A, "channels past the rotated ones lost", "  const int32_t rest = p.dim - 2 * pairs;", "  const int32_t rest = 0;"),
     # Command list.
     (R, "tokens of another command", "p.command[b / static_cast<uint32_t>(p.n_layers)];\n  const plane_view& from", "p.command[0];\n  const plane_view& from"),

@@ -125,7 +125,7 @@ TEST_CASE("heads may go to slots of their own, and slots outside the pool are sk
   REQUIRE(same());
 }
 
-TEST_CASE("slots beyond 2^31 elements are found") {
+TEST_CASE("slots beyond 2^31 elements are found", "[machine]") {
   std::mt19937 random(6);
   const int64_t far = (int64_t{1} << 31) + 4096;
   sparse_arena arena(size_t(far) * 8);
@@ -156,6 +156,36 @@ TEST_CASE("slots beyond 2^31 elements are found") {
   REQUIRE(std::memcmp(arena.data() + 7 * far + 5 * 128, v.rows.data, 128) == 0);
 }
 
+TEST_CASE("slots are counted in 64 bits", "[machine]") {
+  std::mt19937 random(6);
+  constexpr int64_t block = 1 << 16, blocks = 32770, stride = block * 16;
+  sparse_arena arena(size_t(2 * blocks * stride));
+  kvc_kv kv{};
+  kv.struct_size = sizeof kv;
+  kv.kv_heads = 1;
+  kv.dim_k = kv.dim_v = 8;
+  kv.block = block;
+  kv.blocks = blocks;
+  kv.k.type = KVC_F16;
+  kv.k.dim_stride = 2;
+  kv.k.token_stride = 16;
+  kv.k.head_stride = kv.k.block_stride = stride;
+  kv.v = kv.k;
+  kv.k.data = arena.data();
+  kv.v.data = arena.data() + blocks * stride;
+  some_rows k(random, 1, 1, 8, KVC_F16), v(random, 1, 1, 8, KVC_F16);
+  const guarded<int64_t> slot(std::vector<int64_t>{32769 * block + 7});
+  kvc_append a{};
+  a.struct_size = sizeof a;
+  a.rows = 1;
+  a.k = k.rows;
+  a.v = v.rows;
+  a.slot = slot.data();
+  REQUIRE(kvc_cuda_append(&kv, &a, nullptr, nullptr) == KVC_OK);
+  REQUIRE(std::memcmp(arena.data() + 32769 * stride + 7 * 16, k.rows.data, 16) == 0);
+  REQUIRE(std::memcmp(arena.data() + (blocks + 32769) * stride + 7 * 16, v.rows.data, 16) == 0);
+}
+
 TEST_CASE("rows are rotated as the CPU rotates them, in place too") {
   std::mt19937 random(7);
   for (const int32_t type : {KVC_F32, KVC_F16, KVC_BF16}) {
@@ -180,9 +210,15 @@ TEST_CASE("rows are rotated as the CPU rotates them, in place too") {
           in_place.data = got.data();
           REQUIRE(kvc_cuda_rope(&rope, &in_place, 5, pos.data(), got.data(), nullptr, nullptr) == KVC_OK);
           REQUIRE(std::memcmp(got.data(), want.data(), got.size()) == 0);
-          std::memcpy(got.data(), x.data.data(), got.size());
+          // Elsewhere: every channel is written, and nothing between the heads.
+          std::memset(got.data(), 0xff, got.size());
           REQUIRE(kvc_cuda_rope(&rope, &x.rows, 5, pos.data(), got.data(), nullptr, nullptr) == KVC_OK);
-          REQUIRE(std::memcmp(got.data(), want.data(), got.size()) == 0);
+          const auto row = size_t(bytes_of_type(type) * 80), gap = size_t(bytes_of_type(type) * 8);
+          for (size_t i = 0; i < 15; ++i) {
+            const size_t at = i * (row + gap);
+            REQUIRE(std::memcmp(got.data() + at, want.data() + at, row) == 0);
+            for (size_t b = 0; b < gap; ++b) REQUIRE(got[at + row + b] == std::byte{0xff});
+          }
         }
       }
     }

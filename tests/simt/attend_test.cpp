@@ -369,7 +369,7 @@ TEST_CASE("key scores are what weights are made of") {
   }
 }
 
-TEST_CASE("offsets of blocks beyond 2^31 and 2^32 bytes are computed in 64 bits") {
+TEST_CASE("offsets of blocks beyond 2^31 and 2^32 bytes are computed in 64 bits", "[machine]") {
   gpu_world w({2, 4, 64, 16, KVC_F16, layout::heads_first}, {40, 100}, 22);
   gpu_ask a;
   a.softmax = softmax_of(0.125f);
@@ -421,7 +421,7 @@ TEST_CASE("CPU and CUDA agree through the same structs") {
   }
 }
 
-TEST_CASE("a staged tile is written and read without bank conflicts") {
+TEST_CASE("a staged tile is written and read without bank conflicts", "[machine]") {
   for (const int32_t dim : {64, 80, 96, 128, 256}) {
     for (const int32_t group : {8, 16}) {
       gpu_world w({1, group, dim, 16, KVC_F16, layout::heads_first}, {512}, 24);
@@ -439,7 +439,7 @@ TEST_CASE("a staged tile is written and read without bank conflicts") {
   }
 }
 
-TEST_CASE("an empty batch launches nothing") {
+TEST_CASE("an empty batch launches nothing", "[machine]") {
   gpu_world w({1, 2, 64, 16, KVC_F16, layout::heads_first}, {}, 25);
   gpu_ask a;
   a.softmax = softmax_of(0.125f);

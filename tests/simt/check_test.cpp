@@ -87,6 +87,7 @@ void plan_refuses(kvc_status status, int32_t field, Edit edit) {
 TEST_CASE("the call that the refusals start from is good") {
   call_of_all c;
   REQUIRE(c.plan.splits > 1);
+  REQUIRE(c.plan.workspace_bytes == size_t(2 * 8) * size_t(c.plan.splits) * (64 + 1) * 4);
   kvc_error e{};
   REQUIRE(c.run(&e) == KVC_OK);
   REQUIRE(c.o[0] == c.o[0]);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Memory that notices: arrays whose last byte touches a page that cannot be accessed, and an arena much
-// larger than the machine's memory, for offsets beyond 32 bits.
+// larger than the machine's memory, for offsets beyond 32 bits. In the program that runs the same cases on a
+// GPU (KVCACHE_ON_GPU) arrays are managed memory, which both sides reach; compute-sanitizer is what notices
+// there.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,6 +15,13 @@
 #include <utility>
 #include <vector>
 
+#if defined(KVCACHE_ON_GPU)
+namespace kvcache::simt {
+void* managed_memory(size_t bytes);
+void release_managed(void* memory);
+}  // namespace kvcache::simt
+#endif
+
 namespace kvcache::test {
 
 /// n values of T that end where an inaccessible page begins; the page before them is inaccessible too. Filled
@@ -21,6 +30,13 @@ template <class T>
 class guarded {
  public:
   guarded() = default;
+#if defined(KVCACHE_ON_GPU)
+  explicit guarded(size_t n) : size_(n * sizeof(T)), n_(n) {
+    base_ = simt::managed_memory(size_ + 256);  // 256: an empty array has an address too
+    data_ = static_cast<T*>(base_);
+    std::memset(base_, 0xff, size_ + 256);
+  }
+#else
   explicit guarded(size_t n) : n_(n) {
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t used = (n * sizeof(T) + page - 1) / page * page;
@@ -32,28 +48,53 @@ class guarded {
     data_ = reinterpret_cast<T*>(first + used - n * sizeof(T));
     if (n != 0) std::memset(static_cast<void*>(data_), 0xff, n * sizeof(T));
   }
+#endif
   guarded(const std::vector<T>& v) : guarded(v.size()) {  // NOLINT: a test array is a guarded array
     if (!v.empty()) std::memcpy(static_cast<void*>(data_), v.data(), v.size() * sizeof(T));
   }
-  guarded(guarded&& b) noexcept { swap(b); }
+  guarded(guarded&& b) noexcept {
+    swap(b);
+  }
   guarded& operator=(guarded&& b) noexcept {
     guarded moved(std::move(b));
     swap(moved);
     return *this;
   }
   ~guarded() {
+#if defined(KVCACHE_ON_GPU)
+    simt::release_managed(base_);
+#else
     if (base_ != nullptr) munmap(base_, size_);
+#endif
   }
 
-  T* data() { return data_; }
-  const T* data() const { return data_; }
-  size_t size() const { return n_; }
-  T& operator[](size_t i) { return data_[i]; }
-  const T& operator[](size_t i) const { return data_[i]; }
-  T* begin() { return data_; }
-  T* end() { return data_ + n_; }
-  const T* begin() const { return data_; }
-  const T* end() const { return data_ + n_; }
+  T* data() {
+    return data_;
+  }
+  const T* data() const {
+    return data_;
+  }
+  size_t size() const {
+    return n_;
+  }
+  T& operator[](size_t i) {
+    return data_[i];
+  }
+  const T& operator[](size_t i) const {
+    return data_[i];
+  }
+  T* begin() {
+    return data_;
+  }
+  T* end() {
+    return data_ + n_;
+  }
+  const T* begin() const {
+    return data_;
+  }
+  const T* end() const {
+    return data_ + n_;
+  }
 
  private:
   void swap(guarded& b) noexcept {

@@ -164,7 +164,7 @@ TEST_CASE("command lists move the bytes that the CPU moves") {
   }
 }
 
-TEST_CASE("a stage takes one launch per kind and group, over all layers") {
+TEST_CASE("a stage takes one launch per kind and group, over all layers", "[machine]") {
   two_groups w(KVC_F16, 16, false, 6, 1);
   std::vector<kvc_command> c;
   for (int32_t i = 0; i < 6; ++i) c.push_back(make(KVC_OP_COPY, 0, 0, 16, i, 6 + i));
@@ -203,7 +203,7 @@ TEST_CASE("a kept slot outside the source run leaves its place as it was") {
   REQUIRE(w == before);
 }
 
-TEST_CASE("run names the field it objects to, and then nothing is queued") {
+TEST_CASE("run names the field it objects to, and then nothing is queued", "[machine]") {
   two_groups w(KVC_F16, 16, false, 3, 5);
   const guarded<int32_t> slots(std::vector<int32_t>{0, 1});
   const kvc_keep keep{slots.data(), 0, 0};
