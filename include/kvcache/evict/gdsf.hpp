@@ -18,9 +18,11 @@ namespace kvcache {
 /// a candidate. Cost: O(log candidates). Memory: 16 bytes per candidate and 4 per node.
 class gdsf {
  public:
+  /// With `even` = 2,048.
+  gdsf() noexcept : gdsf(2048) {}
   /// At a depth of `even` units attending costs as much as the weights do: for units of 16 tokens 2,048 is
   /// right for a model of 8 billion weights and 32 layers of 4,096 values. 0 = by depth alone.
-  explicit gdsf(int32_t even = 2048) noexcept : even_(std::max(even, 0)) {}
+  explicit gdsf(int32_t even) noexcept : even_(std::max(even, 0)) {}
 
   /// Starts over, empty. Fails: out_of_memory; then nothing has changed.
   status create(int32_t nodes, int32_t lanes) noexcept {

@@ -25,9 +25,11 @@ namespace kvcache {
 /// ghost, of which there are as many as nodes of the main queue.
 class s3_fifo {
  public:
+  /// As in the paper: a small queue of 10 %, two uses.
+  s3_fifo() noexcept : s3_fifo(10, 2) {}
   /// `small`: percent of the nodes that the small queue may have. `uses`: by how many sequences beside the
   /// one that stored it a node must have been held to be moved to the main queue, 1 to 3.
-  explicit s3_fifo(int32_t small = 10, int32_t uses = 2) noexcept
+  explicit s3_fifo(int32_t small, int32_t uses = 2) noexcept
       : percent_(std::clamp(small, 1, 99)), promote_(std::clamp(uses, 1, most_uses)) {}
 
   /// Starts over, empty, ghosts too. Fails: out_of_memory; then nothing has changed.

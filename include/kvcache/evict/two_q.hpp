@@ -22,9 +22,11 @@ namespace kvcache {
 /// per ghost.
 class two_q {
  public:
+  /// As in the paper: a first queue of 25 %, 50 % remembered.
+  two_q() noexcept : two_q(25, 50) {}
   /// `in`: percent of the nodes that the first queue may have. `out`: as many are remembered, in percent of
   /// the nodes.
-  explicit two_q(int32_t in = 25, int32_t out = 50) noexcept
+  explicit two_q(int32_t in, int32_t out = 50) noexcept
       : in_(std::clamp(in, 1, 99)), out_(std::clamp(out, 1, 1000)) {}
 
   /// Starts over, empty, ghosts too. Fails: out_of_memory; then nothing has changed.
