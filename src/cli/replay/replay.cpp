@@ -46,6 +46,7 @@ class cluster {
       to.hit_blocks += hit;
       to.hit_tokens += of_.tokens_of(now, hit);
       to.requests_with_hit += hit > 0;
+      if (how_.hits != nullptr) how_.hits->push_back(hit);
       resident -= w->resident();
       w->serve(of_, static_cast<std::int32_t>(r));
       w->missed += now.count - hit;

@@ -53,9 +53,10 @@ struct replay_options {
   std::string policy = "lru";         ///< a name, maybe with settings: "s3_fifo:small=20,uses=1", "ttl:60"
   std::int64_t capacity_blocks = -1;  ///< of all workers together; -1: without bound
   double ttl_s = -1;  ///< seconds after its last use that a block lives; only ttl, unless its name says so
-  std::int32_t workers = 1;            ///< each has floor(capacity / workers) blocks
-  route routing = route::round_robin;  ///< no matter with one worker
-  std::uint64_t seed = 0;              ///< of route::random
+  std::int32_t workers = 1;                   ///< each has floor(capacity / workers) blocks
+  route routing = route::round_robin;         ///< no matter with one worker
+  std::uint64_t seed = 0;                     ///< of route::random
+  std::vector<std::int32_t>* hits = nullptr;  ///< if given, gets the hit of each request, in blocks
 };
 
 /// What came out. Sums over all workers.

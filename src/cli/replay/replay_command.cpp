@@ -53,7 +53,8 @@ void add_output(CLI::App& app, replay_arguments& o) {
   app.add_flag("--curve", o.curve, "the hits of lru at every capacity");
   app.add_option("--sample", o.sample, "share of the blocks that the curve looks at, such as 0.1")
       ->type_name("RATE");
-  app.add_option("--plot", o.plot, "write drawings there: hit_rate.svg, losses.svg, reuse_distance.svg")
+  app.add_option("--plot", o.plot,
+                 "write drawings there: hit_rate.svg, losses.svg, over_time.svg, reuse_distance.svg")
       ->type_name("DIR");
   app.add_option("--html", o.html, "write a report, one page that needs nothing else")->type_name("FILE");
 }

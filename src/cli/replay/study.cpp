@@ -63,6 +63,29 @@ std::vector<std::int64_t> usual_capacities(const trace_facts& f, std::int32_t wo
   return out;
 }
 
+/// Parts of the trace's time.
+constexpr std::size_t window_count = 40;
+
+// The part in which request `r` came.
+std::size_t window_of(const traffic& of, std::size_t r) {
+  const std::vector<request>& all = of.source().requests;
+  const std::int64_t span = all.back().time_us - all.front().time_us;
+  const double share =
+      span > 0 ? static_cast<double>(all[r].time_us - all.front().time_us) / static_cast<double>(span)
+               : static_cast<double>(r) / static_cast<double>(all.size());
+  return std::min(static_cast<std::size_t>(share * window_count), window_count - 1);
+}
+
+// Tokens of the first hits[r] blocks of each request; without hits, of all of it.
+std::vector<std::int64_t> windows_of(const traffic& of, const std::vector<std::int32_t>& hits) {
+  std::vector<std::int64_t> out(window_count);
+  for (std::size_t r = 0; r < of.source().requests.size(); ++r) {
+    const request& now = of.source().requests[r];
+    out[window_of(of, r)] += hits.empty() ? now.input_tokens : of.tokens_of(now, hits[r]);
+  }
+  return out;
+}
+
 class runner {
  public:
   runner(const traffic& of, study& to, progress& meter) : of_(of), to_(to), meter_(meter) {}
@@ -72,15 +95,19 @@ class runner {
 
  private:
   void run_routes(replay_options how);
-  replay_result one(const replay_options& how);
+  replay_result one(replay_options how);
+  /// The row of the run that was made last.
   void add(const replay_result& result, const hit_count& alone, bool asked);
 
   const traffic& of_;
   study& to_;
   progress& meter_;
+  std::vector<std::int32_t> hits_;  // of each request, in the last run
 };
 
-replay_result runner::one(const replay_options& how) {
+replay_result runner::one(replay_options how) {
+  hits_.clear();
+  how.hits = &hits_;
   const std::string what =
       how.policy + (how.capacity_blocks < 0 ? std::string(" without bound")
                                             : concat({" at ", count_text(how.capacity_blocks)}));
@@ -95,6 +122,7 @@ void runner::add(const replay_result& result, const hit_count& alone, bool asked
   row.online = !info_of(result.policy).optimum;
   row.lost_to_capacity = minus(of_.ceiling(), alone);
   row.lost_to_routing = minus(alone, hits_of(result));
+  row.windows = windows_of(of_, hits_);
   to_.rows.push_back(std::move(row));
 }
 
@@ -165,6 +193,7 @@ study run_study(const traffic& of, study_request request, progress& meter) {
   s.asked = std::move(request);
   s.source = facts_of(of);
   s.notes = of.source().notes;
+  s.windows = windows_of(of, {});
   std::vector<std::int64_t> capacities;
   for (const std::string& text : s.asked.capacities) {
     capacities.push_back(blocks_of(text, s.asked, s.source));

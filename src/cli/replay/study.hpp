@@ -58,6 +58,7 @@ struct study_row {
 
   /// Not under a policy that knows the future.
   bool online = true;
+  std::vector<std::int64_t> windows;  ///< hit tokens by time, as study::windows
 };
 
 /// A trace in numbers.
@@ -78,6 +79,8 @@ struct study {
   loss_summary summary;         ///< of the workload: ceiling and what is shared
   hit_curve curve;
   curve_point knee;
+  std::vector<std::int64_t> windows;  ///< prompt tokens in equal parts of the trace's time, or of its
+                                      ///< requests where it has none
   std::vector<std::string> findings;  ///< sentences: what is lost where
   std::vector<std::string> advice;    ///< sentences: what to do
   std::vector<std::string> notes;     ///< of the reader and of the command

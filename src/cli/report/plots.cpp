@@ -182,6 +182,69 @@ bar_chart loss_chart(const study& s) {
   return c;
 }
 
+// ---- over time
+
+// The middle one of those asked for; -1: none was.
+std::int64_t middle_capacity(const study& s) {
+  std::vector<std::int64_t> all;
+  for (const study_row& row : s.rows) {
+    if (row.result.capacity_blocks >= 0) all.push_back(row.result.capacity_blocks);
+  }
+  if (all.empty()) return -1;
+  const auto middle = all.begin() + std::ssize(all) / 2;
+  std::nth_element(all.begin(), middle, all.end());
+  return *middle;
+}
+
+struct time_unit {
+  double seconds;
+  const char* name;
+};
+
+double share_of_window(const study& s, const study_row& row, std::size_t w) {
+  return percent_of(row.windows[w], s.windows[w]);
+}
+
+time_unit unit_of(double seconds) {
+  if (seconds <= 0) return {1, "% of the requests"};
+  if (seconds > 4 * 86400) return {86400, "days"};
+  if (seconds > 4 * 3600) return {3600, "hours"};
+  return seconds > 4 * 60 ? time_unit{60, "minutes"} : time_unit{1, "seconds"};
+}
+
+line_chart time_chart(const study& s) {
+  const std::int64_t capacity = middle_capacity(s);
+  const time_unit unit = unit_of(s.source.seconds);
+  line_chart c;
+  c.title = "Token hit rate over time, " +
+            std::string(capacity < 0 ? "without bound" : std::string("at ") + room_text(s, capacity));
+  c.y_title = "tokens found, %";
+  c.x_title = s.source.seconds > 0 ? concat({unit.name, " since the first request"}) : std::string(unit.name);
+  c.logarithmic = false;
+  c.from = 0;
+  c.to = s.source.seconds > 0 ? s.source.seconds / unit.seconds : 100;
+  const double step = round_step(c.to, 8);
+  for (double t = 0; t <= c.to * 1.0001; t += step)
+    c.ticks.push_back({t, number_text(t, step < 1 ? 1 : 0), {}});
+  int colour = 1;  // lru's, as in the first drawing
+  for (const study_row& row : s.rows) {
+    if (row.result.capacity_blocks != capacity) continue;
+    const bool lru = row.result.policy == "lru" && row.result.workers == 1;
+    svg_line l{row_name(s, row), {}, lru ? 1 : row.online ? ++colour : 0, true, false, !row.online};
+    for (std::size_t w = 0; w < s.windows.size(); ++w) {
+      if (s.windows[w] == 0) continue;  // nobody came
+      const double middle = (static_cast<double>(w) + 0.5) / static_cast<double>(s.windows.size());
+      l.points.push_back({middle * c.to, share_of_window(s, row, w)});
+    }
+    c.lines.push_back(std::move(l));
+  }
+  c.most = 0;
+  for (const svg_line& l : c.lines) {
+    for (const svg_point& p : l.points) c.most = std::max(c.most, p.y);
+  }
+  return c;
+}
+
 // ---- reuse distances
 
 bar_chart distance_chart(const study& s) {
@@ -243,9 +306,15 @@ std::vector<plot> plots_of(const study& s, bool as_files) {
                               " rows are drawn; the table has all."});
   }
   render(loss_chart(s), 0, as_files, out[1]);
-  out[2].caption = "A block counts where lru first finds it: in a cache of at least so many blocks of " +
+  const line_chart times = time_chart(s);
+  out[2].caption =
+      "Each point is a fortieth of the time from the first request to the last; a stretch without requests "
+      "has none. "
+      "The first stretch is low in every cache: it is empty.";
+  render(times, std::max(380.0, 120 + 17.0 * static_cast<double>(times.lines.size())), as_files, out[2]);
+  out[3].caption = "A block counts where lru first finds it: in a cache of at least so many blocks of " +
                    count_text(s.source.block_tokens) + " tokens, and of no fewer than the bar above says.";
-  render(distance_chart(s), 0, as_files, out[2]);
+  render(distance_chart(s), 0, as_files, out[3]);
   return out;
 }
 

@@ -21,7 +21,7 @@ struct plot {
 };
 
 /// The names of all of them, in order.
-inline constexpr std::array plot_files{"hit_rate", "losses", "reuse_distance"};
+inline constexpr std::array plot_files{"hit_rate", "losses", "over_time", "reuse_distance"};
 
 /// Every drawing: as files of their own, or for a page that has `svg_style`.
 std::vector<plot> plots_of(const study& s, bool as_files);

@@ -96,7 +96,9 @@ class line_drawing {
 
  private:
   double x(double value) const {
-    const double share = std::log(value / chart_.from) / std::log(chart_.to / chart_.from);
+    const double share = chart_.logarithmic
+                             ? std::log(value / chart_.from) / std::log(chart_.to / chart_.from)
+                             : (value - chart_.from) / (chart_.to - chart_.from);
     return left_ + std::clamp(share, 0.0, 1.0) * (right_ - left_);
   }
   double y(double value) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Two kinds of drawings as SVG: lines over a logarithmic axis, and bars that are made of parts. Lines are
+// Two kinds of drawings as SVG: lines, and bars that are made of parts. Lines are
 // labelled where they end, drawn in colours that colour-blind readers tell apart, and differ in marks too.
 // Colours follow the reader's light or dark scheme. The same input gives the same bytes.
 
@@ -20,7 +20,7 @@ struct drawing {
   bool own_style = true;
 };
 
-/// A point of a line. x > 0.
+/// A point of a line. x > 0 where the axis is logarithmic.
 struct svg_point {
   double x = 0, y = 0;
 };
@@ -41,12 +41,13 @@ struct svg_tick {
   std::string text, second;
 };
 
-/// Lines over a logarithmic axis; y from 0.
+/// Lines; y from 0.
 struct line_chart {
-  std::string title;    ///< what it shows, also for those who hear it
-  std::string x_title;  ///< under the axis
-  std::string y_title;  ///< above the axis
-  double from = 1, to = 2;
+  std::string title;            ///< what it shows, also for those who hear it
+  std::string x_title;          ///< under the axis
+  std::string y_title;          ///< above the axis
+  double from = 1, to = 2;      ///< of x
+  bool logarithmic = true;      ///< on x
   double most = 100;            ///< largest y
   std::vector<svg_tick> ticks;  ///< on x
   std::vector<svg_line> lines;

@@ -52,9 +52,10 @@ TEST_CASE("the report is one well-formed page that needs nothing else, the same 
                                 " --route round_robin,affinity_load --model llama-3-8b --html '" +
                                 page + "' --plot '" + plots + "'";
   const json d = answer(arguments);
-  CHECK(d["files"] ==
-        json{plots + "/hit_rate.svg", plots + "/losses.svg", plots + "/reuse_distance.svg", page});
-  CHECK(names_in(plots) == std::vector<std::string>{"hit_rate.svg", "losses.svg", "reuse_distance.svg"});
+  CHECK(d["files"] == json{plots + "/hit_rate.svg", plots + "/losses.svg", plots + "/over_time.svg",
+                           plots + "/reuse_distance.svg", page});
+  CHECK(names_in(plots) ==
+        std::vector<std::string>{"hit_rate.svg", "losses.svg", "over_time.svg", "reuse_distance.svg"});
   CHECK(names_in(folder.path) == std::vector<std::string>{"a", "report.html"});
   check_xml(page);
   const std::string text = read_file(page);
