@@ -29,7 +29,8 @@ std::string wrapped(const std::string& text, std::size_t indent) {
   std::string out;
   std::size_t column = 0;
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
+    std::size_t end = std::min(text.find(' ', at), text.size());
+    if (text.compare(end, 2, " %") == 0) end = std::min(text.find(' ', end + 1), text.size());
     const std::size_t length = end - at;
     if (column != 0 && column + 1 + length > width) {
       out += '\n' + std::string(indent, ' ');

@@ -246,7 +246,7 @@ std::string row_name(const study& s, const study_row& row) {
     out += concat({" ", number_text(ttl, ttl == std::floor(ttl) ? 0 : 3), " s"});
   }
   if (row.result.workers > 1 && s.asked.routes.size() > 1) {
-    out += std::string(", ") + name_of(row.result.routing);
+    out += concat({" with ", name_of(row.result.routing)});
   }
   return out;
 }

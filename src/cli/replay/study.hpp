@@ -107,7 +107,7 @@ inline double percent_of(std::int64_t part, std::int64_t whole) {
 std::string tokens_text(std::int64_t tokens);
 /// "8,192 blocks (4M tokens)", with a model "8,192 blocks (4M tokens, 0.50 GiB)", "no bound".
 std::string room_text(const study& s, std::int64_t capacity_blocks);
-/// The policy of a row with its time, and its route where there are several: "ttl 60 s, random".
+/// The policy of a row with its time, and its route where there are several: "ttl 60 s with random".
 std::string row_name(const study& s, const study_row& row);
 
 }  // namespace kvcache::cli

@@ -107,7 +107,7 @@ void hit_plot::add_row(const study_row& row) {
   if (r.capacity_blocks < 0) {
     if (r.ttl_s < 0 || r.mean_resident_blocks < 1) return;  // the ceiling says it
     room = r.mean_resident_blocks;
-    name += ", at its mean room";
+    name += ", mean room";
   }
   const svg_point at{std::clamp(room, c_.from, c_.to), hits};
   if (r.policy == "lru" && r.workers == 1) {  // marks on the curve
