@@ -84,6 +84,18 @@ struct outputs {
   std::unique_ptr<output_file> page;
 };
 
+// A report must not take the place of a trace.
+output_file open_output(const char* option, const std::string& path, const replay_arguments& o) {
+  for (const std::string& file : o.files) {
+    std::error_code unknown;
+    if (file == path || std::filesystem::equivalent(file, path, unknown)) {
+      throw error(failure::usage, "conflict", option, path)
+          .wanting("another file than the trace that is read");
+    }
+  }
+  return {option, path};
+}
+
 outputs open_outputs(const CLI::App& app, const replay_arguments& o) {
   outputs out;
   if (app.count("--plot") != 0) {
@@ -93,9 +105,10 @@ outputs open_outputs(const CLI::App& app, const replay_arguments& o) {
       throw error(failure::cannot_run, "cannot_write", "--plot", o.plot.empty() ? "empty" : o.plot)
           .wanting(failed.message());
     }
-    for (const char* name : plot_files) out.plots.emplace_back("--plot", o.plot + "/" + name + ".svg");
+    for (const char* name : plot_files)
+      out.plots.push_back(open_output("--plot", o.plot + "/" + name + ".svg", o));
   }
-  if (app.count("--html") != 0) out.page = std::make_unique<output_file>("--html", o.html);
+  if (app.count("--html") != 0) out.page = std::make_unique<output_file>(open_output("--html", o.html, o));
   return out;
 }
 

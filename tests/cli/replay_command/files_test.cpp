@@ -128,6 +128,15 @@ TEST_CASE("what cannot be written ends with 1, before the work and without a tra
   CHECK(names_in(folder.path) == std::vector<std::string>{"small.jsonl"});
 }
 
+TEST_CASE("a report does not take the place of the trace") {
+  const scratch folder;
+  const std::string trace = folder.file("small.jsonl", small_trace);
+  fs::create_symlink(trace, folder.path + "/link");
+  check_error("'" + trace + "' --html '" + trace + "'", 2, "--html", trace);
+  check_error("'" + trace + "' --html '" + folder.path + "/link'", 2, "--html", folder.path + "/link");
+  CHECK(read_file(trace) == small_trace);
+}
+
 TEST_CASE("when the trace is bad an older report stays, and nothing is left beside it") {
   const scratch folder;
   const std::string bad = folder.file("bad.jsonl", "{\"timestamp\": 0,");
