@@ -32,7 +32,7 @@ def main():
     apart = APART
     cache = args.build / "CMakeCache.txt"
     if not (cache.exists() and re.search(r"^KVCACHE_NVCC:\w+=/", cache.read_text(), re.M)):
-        apart += ("tests/cuda/",)  # links the library that only nvcc can build
+        apart += ("tests/cuda/", "examples/cuda_engine_loop/")  # link the library that only nvcc can build
     errors, seen = [], 0
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
