@@ -138,6 +138,17 @@ case $fault in
       -Wl,--version-script="$source/cmake/kvcache_cpu.map" -Wl,--defsym=kvc_two=kvc_right \
       "$source/tests/gates/planted/foreign_symbol.cpp" -o "$work/good.so"
     passes "$scripts/check_symbols.sh" "$work/good.so" ;;
+  cuda)
+    passes "$scripts/cuda_resources.py" "$build"
+    sed 's/^\(decode f16 128 narrow  *90  *\)[0-9]*/\199/' "$source/cuda/resources.txt" >"$work/resources.txt"
+    stops 'decode f16 128 narrow sm_90: .*the table says .99,' "$scripts/cuda_resources.py" "$build" --table "$work/resources.txt"
+    sed 's/^decode f16 64 wide .*//' "$source/cuda/resources.txt" >"$work/resources.txt"
+    stops 'decode f16 64 wide sm_90: not in resources.txt' "$scripts/cuda_resources.py" "$build" --table "$work/resources.txt"
+    sed 's/^\(decode f16 128 wide  *90  *\)[0-9.]*/\10.0100/' "$source/cuda/roofline.txt" >"$work/roofline.txt"
+    stops 'decode f16 128 wide sm_90: .*the table says' "$scripts/sass_report.py" "$build/cuda/decode_f16_d128.cu.o" \
+      --decode --table "$work/roofline.txt"
+    cmake -G Ninja -S "$source" -B "$work/bare" -DKVCACHE_NVCC:FILEPATH= -DKVCACHE_REQUIRE_NVCC=ON >"$work/log"
+    stops 'nvcc was not found' ctest --test-dir "$work/bare" -R '^cuda.nvcc$' --output-on-failure ;;
   sources)
     mkdir -p "$work/root/src"
     echo 'int f();' >"$work/root/src/used.cpp"
