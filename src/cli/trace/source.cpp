@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <vector>
 
 #include "error.hpp"
@@ -116,6 +117,7 @@ class zstd_source final : public byte_source {
     const std::size_t in_before = in_.pos, out_before = out.pos;
     const std::size_t left = ZSTD_decompressStream(stream_.get(), &out, &in_);
     if (ZSTD_isError(left) != 0) {
+      if (ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation) throw std::bad_alloc();
       const bool window = ZSTD_getErrorCode(left) == ZSTD_error_frameParameter_windowTooLarge;
       throw error(failure::bad_input, window ? "window_too_large" : "damaged", "zstd data",
                   ZSTD_getErrorName(left), name());
