@@ -14,10 +14,62 @@
 #include <string>
 #include <vector>
 
+#if defined(__SANITIZE_ADDRESS__)
+#define KVCACHE_SIMT_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KVCACHE_SIMT_ASAN 1
+#endif
+#endif
+#if defined(KVCACHE_SIMT_ASAN)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace kvcache::simt {
 namespace {
 
 namespace context = boost::context;
+
+/// A stretch of stack, as AddressSanitizer wants to hear of it at every switch.
+struct stretch {
+  const void* low = nullptr;
+  size_t bytes = 0;
+};
+#if defined(KVCACHE_SIMT_ASAN)
+void leave_for(void** fake, const stretch& to) {
+  __sanitizer_start_switch_fiber(fake, to.low, to.bytes);
+}
+void arrive(void* fake, stretch* from) {
+  __sanitizer_finish_switch_fiber(fake, from != nullptr ? &from->low : nullptr,
+                                  from != nullptr ? &from->bytes : nullptr);
+}
+void forget(const stretch& s) {
+  __asan_unpoison_memory_region(s.low, s.bytes);
+}
+#else
+void leave_for(void**, const stretch&) {}
+void arrive(void*, stretch*) {}
+void forget(const stretch&) {}
+#endif
+
+/// Stacks with a guard page. Whoever gets the memory next must not find AddressSanitizer's marks.
+struct fiber_stack {
+  context::protected_fixedsize_stack memory;
+  stretch* place;
+  fiber_stack(size_t bytes, stretch* told) : memory(bytes), place(told) {}
+  context::stack_context allocate() {
+    context::stack_context stack = memory.allocate();
+    *place = {static_cast<std::byte*>(stack.sp) - stack.size, stack.size};
+    return stack;
+  }
+  void deallocate(context::stack_context& stack) {
+    forget({static_cast<std::byte*>(stack.sp) - stack.size, stack.size});
+    memory.deallocate(stack);
+  }
+};
+
+/// Thrown through a kernel that will not be continued.
+struct stopped {};
 
 constexpr size_t stack_bytes = 128 << 10;
 constexpr uint32_t change_warp = 64;  ///< of so many turns of a warp one ends early
@@ -42,6 +94,8 @@ struct fiber_thread {
   collective_op op = nullptr;
   void* arg = nullptr;
   context::fiber self, scheduler;
+  stretch stack;
+  void* fake = nullptr;
   std::vector<std::vector<copy>> groups;
   std::vector<copy> open;
   std::vector<access> accesses;
@@ -57,6 +111,8 @@ struct machine {
   launch_stats stats;
   std::optional<fault> error;
   std::minstd_rand landing;
+  bool stopping = false;
+  stretch scheduler_stack;
 };
 
 machine* current = nullptr;
@@ -66,9 +122,25 @@ uint32_t warps() {
   return (current->config.threads + 31) / 32;
 }
 
+/// From a thread back to the scheduler.
+void switch_back(fiber_thread& me) {
+  leave_for(&me.fake, current->scheduler_stack);
+  me.scheduler = std::move(me.scheduler).resume();
+  arrive(me.fake, nullptr);
+}
+/// From the scheduler to a thread, until that switches back or ends.
+void switch_to(fiber_thread& t) {
+  running = &t;
+  ++current->stats.switches;
+  void* fake = nullptr;
+  leave_for(&fake, t.stack);
+  t.self = std::move(t.self).resume();
+  arrive(fake, nullptr);
+}
+
 void yield() {
-  fiber_thread* me = running;
-  me->scheduler = std::move(me->scheduler).resume();
+  switch_back(*running);
+  if (current->stopping) throw stopped{};
 }
 
 /// Wavefronts of lanes that touch 4-byte words: the most different words that lie in one bank.
@@ -101,16 +173,21 @@ void count_warp(const fiber_thread* lanes, uint32_t n) {
   }
 }
 
+/// One launch's work of a thread: a kernel per block, until the launch ends.
 void enter(fiber_thread& t) {
-  for (;;) {
+  arrive(nullptr, &current->scheduler_stack);
+  while (!current->stopping) {
     try {
       current->body(current->argument);
     } catch (const fault& f) {
       if (!current->error) current->error = f;
+    } catch (const stopped&) {
+      break;
     }
     t.at = state::done;
-    t.scheduler = std::move(t.scheduler).resume();
+    switch_back(t);
   }
+  leave_for(nullptr, current->scheduler_stack);
 }
 
 bool any_ready(uint32_t warp) {
@@ -157,9 +234,7 @@ void run_block(std::mt19937& random) {
     for (const uint32_t l : order) {
       const uint32_t i = warp * 32 + l;
       if (i >= current->config.threads || current->threads[i].at != state::ready) continue;
-      running = &current->threads[i];
-      ++current->stats.switches;
-      running->self = std::move(running->self).resume();
+      switch_to(current->threads[i]);
       if (current->error) throw fault(*current->error);
     }
   }
@@ -195,6 +270,10 @@ struct scope {
   machine* before = current;
   explicit scope(machine& m) { current = &m; }
   ~scope() {
+    current->stopping = true;
+    for (auto& t : current->threads) {
+      if (t.self) switch_to(t);
+    }
     running = nullptr;
     current = before;
   }
@@ -223,12 +302,12 @@ launch_stats run(const launch_config& config, thread_body body, void* self) {
   for (uint32_t i = 0; i < config.threads; ++i) {
     fiber_thread& t = m.threads[i];
     t.index = i;
-    t.self = context::fiber(std::allocator_arg, context::protected_fixedsize_stack(stack_bytes),
-                            [&t](context::fiber&& back) {
-                              t.scheduler = std::move(back);
-                              enter(t);
-                              return std::move(t.scheduler);
-                            });
+    t.self =
+        context::fiber(std::allocator_arg, fiber_stack(stack_bytes, &t.stack), [&t](context::fiber&& back) {
+          t.scheduler = std::move(back);
+          enter(t);
+          return std::move(t.scheduler);
+        });
   }
   std::mt19937 random(config.seed);
   std::vector<uint32_t> blocks(config.blocks);
