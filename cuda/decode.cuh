@@ -49,9 +49,9 @@ KVCACHE_DEVICE int32_t position_of(const decode_params& p, const decode_place& a
   return p.q_pos[a.first_row + least(packed / p.group, a.rows - 1)];
 }
 
-/// Which tiles any row sees, and which every row sees whole; then the split's share of them.
-KVCACHE_DEVICE void choose_tiles(const decode_params& p, decode_place& a, int32_t rows_of_tile,
-                                 int32_t tokens) {
+/// Which tiles any row sees, and which every row sees whole.
+KVCACHE_DEVICE void find_tiles(const decode_params& p, decode_place& a, int32_t rows_of_tile,
+                               int32_t tokens) {
   a.first = 0;
   a.last = (a.length + tokens - 1) / tokens;
   a.hot_first = 0;
@@ -78,6 +78,10 @@ KVCACHE_DEVICE void choose_tiles(const decode_params& p, decode_place& a, int32_
       if (!by_slot) a.hot_last = 0;
     }
   }
+}
+
+/// The split's share of the tiles.
+KVCACHE_DEVICE void take_share(const decode_params& p, decode_place& a, int32_t tokens) {
   if (p.split_keys > 0) {
     const int64_t from = static_cast<int64_t>(a.split) * (p.split_keys / tokens);
     const int64_t to = from + p.split_keys / tokens;
@@ -196,31 +200,35 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, 
   cp_async_wait<0>();
 }
 
-/// Joins the four warps' states and writes results or partial states.
+/// Where the warps' states lie while they are joined: accumulators [warp][row][pitch], then minus the
+/// reference and the sum of each [warp][row].
 template <int Dim, class Tile>
-KVCACHE_DEVICE void finish_block(const decode_params& p, const decode_place& a, Tile& t, uint32_t states,
-                                 uint32_t warp, uint32_t lane) {
-  constexpr uint32_t pitch = Dim + 4;  // floats; keeps rows apart in the banks
-  const uint32_t sums = states + warps_of_block * Tile::rows * pitch * 4;
-  t.add_lanes();
-  KVCACHE_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t at = sums + (warp * Tile::rows + Tile::row_of_state(r, lane)) * 8;
-    st_shared(at, t.minus_top[r]);  // several lanes write the same
-    st_shared(at + 4, t.sum[r]);
-  }
-  KVCACHE_UNROLL
-  for (int n = 0; n < Tile::out_tiles; ++n) {
+struct block_states {
+  static constexpr uint32_t pitch = Dim + 4;  // floats; keeps rows apart in the banks
+  uint32_t states, sums;
+
+  explicit KVCACHE_DEVICE block_states(uint32_t arena)
+      : states(arena), sums(arena + warps_of_block * Tile::rows * pitch * 4) {}
+
+  KVCACHE_DEVICE void store(const Tile& t, uint32_t warp, uint32_t lane) const {
     KVCACHE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t row = warp * Tile::rows + Tile::row_of_state(Tile::state_of(i), lane);
-      st_shared(states + (row * pitch + Tile::channel_of(n, i, lane)) * 4, t.out[n][i]);
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t at = sums + (warp * Tile::rows + Tile::row_of_state(r, lane)) * 8;
+      st_shared(at, t.minus_top[r]);  // several lanes write the same
+      st_shared(at + 4, t.sum[r]);
+    }
+    KVCACHE_UNROLL
+    for (int n = 0; n < Tile::out_tiles; ++n) {
+      KVCACHE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t row = warp * Tile::rows + Tile::row_of_state(Tile::state_of(i), lane);
+        st_shared(states + (row * pitch + Tile::channel_of(n, i, lane)) * 4, t.out[n][i]);
+      }
     }
   }
-  block_barrier();
-  for (int32_t i = static_cast<int32_t>(thread_index()); i < Tile::rows * Dim; i += threads_of_block) {
-    const int32_t x = i / Dim, d = i % Dim, packed = a.first_packed + x;
-    if (packed >= a.rows * p.group) continue;
+
+  /// Channel d of row x over all warps, and the row's log-sum-exp.
+  KVCACHE_DEVICE float joined_value(int32_t x, int32_t d, float& lse) const {
     float lowest = nothing_seen;
     for (int w = 0; w < warps_of_block; ++w) {
       const float minus_top = ld_shared(sums + (w * Tile::rows + x) * 8);
@@ -235,27 +243,49 @@ KVCACHE_DEVICE void finish_block(const decode_params& p, const decode_place& a, 
       sum += weight * part;
       acc += weight * ld_shared(states + (row * pitch + d) * 4);
     }
-    const float lse = sum > 0 ? fast_log2(sum) - lowest : minus_infinity();
-    const float value = sum > 0 ? acc / sum : 0.0f;
-    const int32_t q_head = a.head * p.group + packed % p.group;
-    if (p.splits > 1) {
-      const int64_t row = static_cast<int64_t>(a.sequence) * p.max_q + packed / p.group;
-      const int64_t at = (row * (p.kv_heads * p.group) + q_head) * p.splits + a.split;
-      p.partial.o[at * Dim + d] = value;
-      if (d == 0) p.partial.lse2[at] = lse;
-      continue;
-    }
-    const int64_t row = a.first_row + packed / p.group;
-    const float sink =
-        p.sink_logit != nullptr ? p.sink_logit[q_head] * 1.44269504088896341f : minus_infinity();
-    const joined j = join(lse, sink);
-    const float total = j.a + j.b;
-    if (p.out.data != nullptr) {
-      store_value(row_of(p.out, row, q_head), p.out.type, d, total > 0 ? value * (j.a / total) : 0.0f);
-    }
-    if (d == 0 && p.lse2 != nullptr) {
-      p.lse2[row * p.lse_row_stride + q_head] = total > 0 ? fast_log2(total) + j.top : minus_infinity();
-    }
+    lse = sum > 0 ? fast_log2(sum) - lowest : minus_infinity();
+    return sum > 0 ? acc / sum : 0.0f;
+  }
+};
+
+/// Writes channel d of a packed row: a partial state, or the result with its sink.
+template <int Dim>
+KVCACHE_DEVICE void write_value(const decode_params& p, const decode_place& a, int32_t packed, int32_t d,
+                                float value, float lse) {
+  const int32_t q_head = a.head * p.group + packed % p.group;
+  if (p.splits > 1) {
+    const int64_t row = static_cast<int64_t>(a.sequence) * p.max_q + packed / p.group;
+    const int64_t at = (row * (p.kv_heads * p.group) + q_head) * p.splits + a.split;
+    p.partial.o[at * Dim + d] = value;
+    if (d == 0) p.partial.lse2[at] = lse;
+    return;
+  }
+  const int64_t row = a.first_row + packed / p.group;
+  const float sink = p.sink_logit != nullptr ? p.sink_logit[q_head] * 1.44269504088896341f : minus_infinity();
+  const joined j = join(lse, sink);
+  const float total = j.a + j.b;
+  if (p.out.data != nullptr) {
+    store_value(row_of(p.out, row, q_head), p.out.type, d, total > 0 ? value * (j.a / total) : 0.0f);
+  }
+  if (d == 0 && p.lse2 != nullptr) {
+    p.lse2[row * p.lse_row_stride + q_head] = total > 0 ? fast_log2(total) + j.top : minus_infinity();
+  }
+}
+
+/// Joins the four warps' states and writes results or partial states.
+template <int Dim, class Tile>
+KVCACHE_DEVICE void finish_block(const decode_params& p, const decode_place& a, Tile& t, uint32_t arena,
+                                 uint32_t warp, uint32_t lane) {
+  const block_states<Dim, Tile> all(arena);
+  t.add_lanes();
+  all.store(t, warp, lane);
+  block_barrier();
+  for (int32_t i = static_cast<int32_t>(thread_index()); i < Tile::rows * Dim; i += threads_of_block) {
+    const int32_t x = i / Dim, d = i % Dim, packed = a.first_packed + x;
+    if (packed >= a.rows * p.group) continue;
+    float lse;
+    const float value = all.joined_value(x, d, lse);
+    write_value<Dim>(p, a, packed, d, value, lse);
   }
 }
 
@@ -265,7 +295,8 @@ decode(const decode_params p) {
   using tile = warp_tile<Kind, Dim, Wide>;
   decode_place a = place_of(p, tile::rows);
   if (a.first_packed >= a.rows * p.group) return;  // the whole block
-  choose_tiles(p, a, tile::rows, tile::tokens);
+  find_tiles(p, a, tile::rows, tile::tokens);
+  take_share(p, a, tile::tokens);
   const uint32_t warp = shuffle(thread_index() / 32, 0), lane = thread_index() % 32;
   const uint32_t arena = shared_base();
   tile t;

@@ -107,7 +107,7 @@ MUTANTS = [
     # Results.
     (D, "wrong base of the log-sum-exp", "fast_log2(sum) - lowest", "fast_log2(sum) * 0.693147f - lowest"),
     (D, "sink counted twice", "const joined j = join(lse, sink);", "const joined j = join(join(lse, sink).top, sink);"),
-    (D, "sink dropped", "    const joined j = join(lse, sink);", "    const joined j = join(lse, minus_infinity());"),
+    (D, "sink dropped", "  const joined j = join(lse, sink);", "  const joined j = join(lse, minus_infinity());"),
     (D, "sink in the wrong base", "p.sink_logit[q_head] * 1.44269504088896341f", "p.sink_logit[q_head]"),
     (D, "output stride from the shape", "store_value(row_of(p.out, row, q_head)", "store_value(p.out.data + (row * p.kv_heads * p.group + q_head) * Dim * 4"),
     (D, "partial state of the wrong split", " * p.splits + a.split;", " * p.splits + (p.splits - 1 - a.split) / 2 * 2;"),
