@@ -7,30 +7,34 @@
 
 namespace kvcache::cli {
 
-/// Opened beside its place before the work starts, so that a place which cannot be written is known at once;
-/// moved there when all of it is written. What stood there before stays until then.
+/// Tried beside its place before the work starts, so that a place which cannot be written is known at once;
+/// written and moved there at the end. What stood there before stays until then, and a program that is
+/// stopped meanwhile leaves nothing behind.
 class output_file {
  public:
   /// Fails: error (cannot_run) naming `field` and the path where no file can be made, or something stands
   /// that is not a file.
   output_file(const char* field, const std::string& path);
-  output_file(output_file&& other) noexcept;
-  output_file& operator=(output_file&&) = delete;
-  ~output_file();
 
-  /// Writes all of it and puts it in place. Fails: error (cannot_run); nothing is left behind then.
-  void finish(const std::string& content);
+  /// Writes all of it and puts it in place; signals that end the program wait for it. Fails: error
+  /// (cannot_run); nothing is left behind then.
+  void finish(const std::string& content) const;
 
   const std::string& path() const { return path_; }
 
  private:
-  [[noreturn]] void fail(int code);
+  struct temporary {
+    std::string name;
+    int file = -1;
+    void remove() const;
+  };
+  temporary open() const;
+  [[noreturn]] void fail(int code) const;
+  [[noreturn]] void fail(const temporary& t, int code) const;
 
   const char* field_;
   std::string path_;    ///< as given
   std::string target_;  ///< behind links
-  std::string temporary_;
-  int file_ = -1;
 };
 
 }  // namespace kvcache::cli
