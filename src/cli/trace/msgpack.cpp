@@ -177,7 +177,11 @@ class json_source final : public byte_source {
   std::size_t read(char* to, std::size_t room) override {
     std::size_t got = 0;
     while (got < room) {
-      if (at_ == text_.size() && !next_payload()) break;
+      try {
+        if (at_ == text_.size() && !next_payload()) break;
+      } catch (const broken_data& e) {
+        throw e.at_line(std::max<std::int64_t>(payload_, 1));
+      }
       const std::size_t n = std::min(room - got, text_.size() - at_);
       std::copy_n(text_.data() + at_, n, to + got);
       got += n;

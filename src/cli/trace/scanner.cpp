@@ -51,13 +51,22 @@ std::size_t scanner::refill(std::size_t wanted) {
   std::memmove(buffer_.get(), at_, have);
   at_ = buffer_.get();
   while (have < std::min(wanted, buffer_bytes) && !ended_) {
-    const std::size_t got = from_.read(buffer_.get() + have, buffer_bytes - have);
+    const std::size_t got = read_behind(have);
     ended_ = have + got < buffer_bytes;
     have += got;
   }
   end_ = at_ + have;
   std::memset(buffer_.get() + have, 0, zeros_behind);
   return have;
+}
+
+// A broken file is broken behind what lies in the buffer.
+std::size_t scanner::read_behind(std::size_t have) {
+  try {
+    return from_.read(buffer_.get() + have, buffer_bytes - have);
+  } catch (const broken_data& e) {
+    throw e.at_line(line_ + std::count(buffer_.get(), buffer_.get() + have, '\n') + e.lines);
+  }
 }
 
 std::string_view scanner::ahead(std::size_t most) {

@@ -118,6 +118,7 @@ class scanner {
     return have >= wanted || ended_ ? have : refill(wanted);
   }
   std::size_t refill(std::size_t wanted);
+  std::size_t read_behind(std::size_t have);
   void skip_space() {
     while (static_cast<unsigned char>(*at_) <= ' ' && space()) {
     }

@@ -101,7 +101,7 @@ class zstd_source final : public byte_source {
     while (out.pos < room && !ended_) {
       if (in_.pos == in_.size && !held_back_) refill();
       if (in_.pos == in_.size && !held_back_) {
-        if (open_frame_) throw error(failure::bad_input, "truncated", "zstd data", "", name());
+        if (open_frame_) fail(out, "truncated", "");
         ended_ = true;
         break;
       }
@@ -113,14 +113,19 @@ class zstd_source final : public byte_source {
  private:
   void refill() { in_ = {buffer_.data(), packed_->read(buffer_.data(), buffer_.size()), 0}; }
 
+  [[noreturn]] void fail(const ZSTD_outBuffer& out, const char* code, const char* what) const {
+    const char* begin = static_cast<const char*>(out.dst);
+    throw broken_data(error(failure::bad_input, code, "zstd data", what, name()),
+                      std::count(begin, begin + out.pos, '\n'));
+  }
+
   void unpack(ZSTD_outBuffer& out) {
     const std::size_t in_before = in_.pos, out_before = out.pos;
     const std::size_t left = ZSTD_decompressStream(stream_.get(), &out, &in_);
     if (ZSTD_isError(left) != 0) {
       if (ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation) throw std::bad_alloc();
       const bool window = ZSTD_getErrorCode(left) == ZSTD_error_frameParameter_windowTooLarge;
-      throw error(failure::bad_input, window ? "window_too_large" : "damaged", "zstd data",
-                  ZSTD_getErrorName(left), name());
+      fail(out, window ? "window_too_large" : "damaged", ZSTD_getErrorName(left));
     }
     const bool moved = in_.pos != in_before || out.pos != out_before;
     open_frame_ = left != 0;
@@ -156,7 +161,11 @@ std::unique_ptr<byte_source> unpacked(std::unique_ptr<byte_source> raw) {
 
 std::string peek(std::unique_ptr<byte_source>& source, std::size_t count) {
   std::string front(count, '\0');
-  front.resize(source->read(front.data(), front.size()));
+  try {
+    front.resize(source->read(front.data(), front.size()));
+  } catch (const broken_data& e) {
+    throw e.at_line(1 + e.lines);
+  }
   source = std::make_unique<peeked_source>(std::move(source), front);
   return front;
 }

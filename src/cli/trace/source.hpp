@@ -10,6 +10,9 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+
+#include "error.hpp"
 
 namespace kvcache::cli {
 
@@ -29,6 +32,14 @@ class byte_source {
 
  private:
   std::string name_;
+};
+
+/// A packed file that breaks off or is damaged: where, in lines of what could be unpacked, only its reader
+/// knows.
+struct broken_data : error {
+  broken_data(error e, std::int64_t new_lines) : error(std::move(e)), lines(new_lines) {}
+  error at_line(std::int64_t n) const { return {kind, code, field, value, file, n}; }
+  std::int64_t lines;  ///< ends of lines that the failed read() did unpack
 };
 
 /// Told how many more bytes have been read, as they lie in the file.

@@ -280,11 +280,15 @@ TEST_CASE("packed data that is cut off or damaged is refused") {
     CHECK(e.code == "truncated");
     CHECK(e.field == "zstd data");
     CHECK(e.file == "FILE");
+    CHECK(e.line == 1);  // all of it is one block of zstd
   }
+  const std::string more = packed("{\"timestamp\":3000,\"hash_ids\":[1]}\n");
+  for (std::size_t n = 1; n < more.size(); ++n)
+    check_refused(whole + more.substr(0, n), "truncated", "zstd data", "", 3001);
   std::string damaged = whole;
   damaged[5] = '\xff';
   CHECK(refusal([&] { read_text(damaged); }).field == "zstd data");
-  check_refused(whole + "trailing", "damaged", "zstd data", "Unknown frame descriptor", -1);
+  check_refused(whole + "trailing", "damaged", "zstd data", "Unknown frame descriptor", 3001);
 }
 
 TEST_CASE("a frame that asks for more memory than allowed is refused") {

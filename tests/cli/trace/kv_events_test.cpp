@@ -183,6 +183,8 @@ TEST_CASE("byte strings are hashes, and msgpack that is wrong is refused with th
   check_refused(good + "\xc1", "damaged", "msgpack payload", "", 2);
   check_refused(good + std::string(1'000'000, '\x92'), "too_deep", "msgpack payload", "", 2);
   check_refused(good + std::string("\xdd\xff\xff\xff\xff", 5), "truncated", "msgpack payload", "", 2);
+  const std::string half = packed(good + good);
+  check_refused(half.substr(0, half.size() - 5), "truncated", "zstd data", "", 1);
   check_refused(good + std::string("\x92\xdb\xff\xff\xff\xff", 6) + std::string(20'000'000, 'a'), "too_long",
                 "msgpack payload", "", 2);
   check_refused(good + std::string("\x92\xcb\x7f\xf8\0\0\0\0\0\0\x90", 11), "bad_value", "ts", "NaN", 2);
