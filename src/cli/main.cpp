@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <sstream>
 
 #include "command.hpp"
 #include "kvcache/core/config.hpp"
@@ -43,6 +44,12 @@ bool print(const std::string& text) {
   return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
 }
 
+int print_or_fail(const std::string& text) {
+  if (print(text)) return 0;
+  std::fprintf(stderr, "error: stdout: cannot_write\n");
+  return static_cast<int>(cli::failure::cannot_run);
+}
+
 int report(const cli::error& e, bool as_json) {
   if (!as_json) {
     std::fprintf(stderr, "error: %s\n", cli::describe(e).c_str());
@@ -69,8 +76,7 @@ int run(const cli::command& chosen, const common_options& options) {
     }
     const std::string text =
         options.as_json ? cli::to_text(document) + "\n" : cli::harmless(chosen.describe(document));
-    if (print(text)) return 0;
-    return report({cli::failure::cannot_run, "cannot_write", "stdout", {}}, false);
+    return print_or_fail(text);
   } catch (const cli::error& e) {
     return report(e, options.as_json);
   } catch (const std::bad_alloc&) {
@@ -100,7 +106,11 @@ int main(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return program.exit(e);  // --help, --version
+    if (e.get_exit_code() == 0) {  // --help, --version
+      std::ostringstream text;
+      program.exit(e, text);
+      return print_or_fail(text.str());
+    }
     return report(usage_error(e.what()), asks_for_json(argc, argv));
   } catch (const cli::error& e) {
     return report(e, asks_for_json(argc, argv));

@@ -150,7 +150,10 @@ std::int64_t parse_amount(std::string_view option, std::string_view text) {
   const split_number parts = split(text);
   std::int64_t scale = find_scale(units, lower(parts.unit));
   if (parts.unit.size() > 1 && (parts.unit[0] == 'e' || parts.unit[0] == 'E')) {
-    const std::int64_t power = parse_count(option, parts.unit.substr(1), 0, 18);
+    std::int64_t power = 0;
+    const char* end = parts.unit.data() + parts.unit.size();
+    const auto read = std::from_chars(parts.unit.data() + 1, end, power);
+    if (read.ec != std::errc() || read.ptr != end || power < 0 || power > 18) refuse(option, text, wanted);
     scale = 1;
     for (std::int64_t i = 0; i < power; ++i) scale *= 10;
   }
@@ -170,7 +173,7 @@ capacity parse_capacity(std::string_view option, std::string_view text) {
   const split_number parts = split(text);
   const std::string unit = lower(parts.unit);
   std::int64_t out = 0;
-  if (unit == "b" || unit == "blocks" || unit == "block") {
+  if (parts.unit == "b" || unit == "blocks" || unit == "block") {  // "B" is a byte, as everywhere
     if (parts.number.find('.') != std::string_view::npos || !scaled(parts.number, 1, out) || out == 0) {
       refuse(option, text, wanted);
     }

@@ -90,11 +90,12 @@ void set_parameters(const plan_options& o, model& m) {
 }
 
 std::int32_t bits_of(const plan_options& o) {
-  const auto bits = static_cast<std::int32_t>(parse_count("--weights-bits", o.weights_bits, 1, 64));
-  if (bits != 16 && bits != 8 && bits != 4) {
-    throw error(failure::usage, "bad_value", "--weights-bits", o.weights_bits).wanting("16, 8 or 4");
+  for (const std::int32_t bits : {16, 8, 4}) {
+    if (o.weights_bits == std::to_string(bits)) return bits;
   }
-  return bits;
+  throw error(failure::usage, "bad_value", "--weights-bits",
+              o.weights_bits.empty() ? "empty" : o.weights_bits)
+      .wanting("16, 8 or 4");
 }
 
 std::int32_t block_of(const plan_options& o) {

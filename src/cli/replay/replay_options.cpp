@@ -46,6 +46,18 @@ double parse_rate(const char* option, const std::string& text) {
   return value;
 }
 
+// The names of the papers beside ours.
+std::string with_our_name(std::string text) {
+  constexpr struct {
+    const char *paper, *ours;
+  } names[] = {{"s3-fifo", "s3_fifo"}, {"s3fifo", "s3_fifo"}, {"2q", "two_q"}};
+  const std::size_t end = std::min(text.find(':'), text.size());
+  for (const auto& n : names) {
+    if (text.compare(0, end, n.paper) == 0) return text.replace(0, end, n.ours);
+  }
+  return text;
+}
+
 // Settings have commas too: what is no policy but a further setting belongs to the one before.
 std::vector<std::string> split_policies(const std::string& text) {
   std::vector<std::string> out;
@@ -54,7 +66,7 @@ std::vector<std::string> split_policies(const std::string& text) {
     if (setting && !out.empty() && out.back().find(':') != std::string::npos) {
       out.back() += "," + part;
     } else {
-      out.push_back(std::move(part));
+      out.push_back(with_our_name(std::move(part)));
     }
   }
   return out;

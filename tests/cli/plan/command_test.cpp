@@ -175,7 +175,8 @@ TEST_CASE("wrong command lines end with 2 and name option and value") {
   check_error("plan --model llama-3-8b --context 512M", 2, "--context", "512M");
   check_error("plan --model llama-3-8b --batch 1.5", 2, "--batch", "1.5");
   check_error("plan --model llama-3-8b --batch -1", 2, "--batch", "-1");
-  check_error("plan --model llama-3-8b --weights-bits 5", 2, "--weights-bits", "5");
+  for (const char* bits : {"5", "0", "-4", "x"})
+    check_error(std::string("plan --model llama-3-8b --weights-bits ") + bits, 2, "--weights-bits", bits);
   check_error("plan --model llama-3-8b --block 24", 2, "--block", "24");
   check_error("plan --model llama-3-8b --block 16 --kv kv4", 2, "--block", "16");
   check_error("plan --model llama-3-8b --kv int9", 2, "--kv", "int9");

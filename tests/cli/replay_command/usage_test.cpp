@@ -29,6 +29,7 @@ TEST_CASE("wrong command lines of replay end with 2 and name option and value") 
   wrong("--capacity nan", "--capacity", "nan");
   wrong("--capacity 15", "--capacity", "15");
   wrong("--capacity 4GiB", "--capacity", "4GiB");
+  wrong("--capacity 4096B", "--capacity", "4096B");
   wrong("--capacity 4b,4b", "--capacity", "4b");
   wrong("--capacity 1b --workers 2", "--capacity", "1b");
   wrong("--model llama-3-8b --capacity 1kB", "--capacity", "1kB");
@@ -60,6 +61,20 @@ TEST_CASE("wrong command lines of replay end with 2 and name option and value") 
   wrong(trace, "FILE", "");
   wrong("--frobnicate", "arguments", "");
   check_error("", 2, "FILE", "");
+}
+
+TEST_CASE("policies may be called as in their papers") {
+  const scratch folder;
+  const std::string trace = std::string("'") + folder.file("small.jsonl", small_trace) + "' ";
+  const json d = answer(trace + "--policy s3-fifo:small=20,uses=1,2q --capacity 8b --no-optimum");
+  CHECK(d["results"][0]["policy"] == "s3_fifo:small=20,uses=1");
+  CHECK(d["results"][1]["policy"] == "two_q");
+  check_error(trace + "--policy 2q,two_q", 2, "--policy", "two_q");
+}
+
+TEST_CASE("help that cannot be printed ends with 1") {
+  CHECK(run("--help >/dev/full 2>/dev/null; test $? = 1").code == 0);
+  CHECK(run("--help").code == 0);
 }
 
 TEST_CASE("bad traces end with 3 and name the file") {
