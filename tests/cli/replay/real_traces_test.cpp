@@ -27,27 +27,16 @@ struct loaded {
   traffic ready;
 };
 
-std::string file(const std::string& folder, const std::string& name) {
-  return folder + "/" + name + ".jsonl.zst";
-}
-
-/// The trace, read once; null if it is not here (the largest is not part of the repository), or takes too
-/// long for a build that runs a part of the random tests only.
+/// The trace, read once; null if it takes too long for a build that runs a part of the random tests only.
 const loaded* find(const std::string& name) {
-  if (name.rfind("weka", 0) == 0 && kvcache::test::effort(100) < 100) return nullptr;
+  if (name.rfind("weka", 0) == 0 && kvcache::test::effort(100) < 100) {
+    WARN("shortened: " << name << " is not replayed in this build");
+    return nullptr;
+  }
   static std::map<std::string, std::unique_ptr<loaded>> all;
   const auto [it, fresh] = all.try_emplace(name);
   if (!fresh) return it->second.get();
-  std::string path = file(kvcache::test::data_path("traces"), name);
-  if (name == "weka_cc_512") {
-    const char* folder = std::getenv("KVCACHE_TRACES");
-    if (folder == nullptr || *folder == 0) {
-      WARN("shortened: " << name << " is not replayed, as KVCACHE_TRACES names no folder that holds it");
-      return nullptr;
-    }
-    path = file(folder, name);
-  }
-  it->second = std::make_unique<loaded>(path);
+  it->second = std::make_unique<loaded>(kvcache::test::data_path("traces") + "/" + name + ".jsonl.zst");
   return it->second.get();
 }
 
