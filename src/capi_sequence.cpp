@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C API of sequences: scopes, verbs, tables.
+#include <cstddef>
+#include <cstring>
+
 #include "capi.hpp"
 
 namespace kvcache::detail {
@@ -65,14 +68,24 @@ kvc_status check_tokens(const int32_t* tokens, int32_t n, int32_t field, kvc_err
   return need(tokens != nullptr || n == 0, field, error);
 }
 
+// The options before they had levels: where `priority` is now stood a reserved 0, and no more.
+constexpr uint32_t options_without_levels = offsetof(kvc_open_options, priority) + sizeof(int32_t);
+
 kvc_status check_options(const kvc_open_options* in, open_options& out, kvc_error* error) noexcept {
   if (in == nullptr) return KVC_OK;
-  KVC_TRY(check_struct(in, KVC_FIELD_OPTIONS, error));
-  KVC_TRY(need(in->reserved == 0, KVC_FIELD_RESERVED, error, in->reserved));
-  out = {.account = in->account,
-         .recompute = in->recompute != 0 ? in->recompute : 1,
-         .priority = in->priority,
-         .priority_ms = in->priority_ms};
+  kvc_open_options o{};
+  if (in->struct_size == options_without_levels) {
+    std::memcpy(&o, in, options_without_levels);
+    KVC_TRY(need(o.priority == 0, KVC_FIELD_RESERVED, error, o.priority));
+  } else {
+    KVC_TRY(check_struct(in, KVC_FIELD_OPTIONS, error));
+    o = *in;
+  }
+  KVC_TRY(need(o.reserved == 0, KVC_FIELD_RESERVED, error, o.reserved));
+  out = {.account = o.account,
+         .recompute = o.recompute != 0 ? o.recompute : 1,
+         .priority = o.priority,
+         .priority_ms = o.priority_ms};
   return KVC_OK;
 }
 

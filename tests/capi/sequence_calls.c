@@ -198,6 +198,16 @@ void capi_test_open(void) {
   options.struct_size = (uint32_t)sizeof options;
   IS(sequence.id == 0 && reused == -1);
   IS(capi_same(before, capi_count(cache)));
+  options.struct_size = 16; /* of the first version: account, recompute, a reserved 0 */
+  options.priority = 1;
+  REFUSED(kvc_open(cache, &scope, text, 4, &options, &sequence, &reused, &error), KVC_BAD_ARGUMENT,
+          KVC_FIELD_RESERVED);
+  options.priority = 0;
+  options.priority_ms = options.reserved = 77; /* behind its end: not read */
+  OK(kvc_open(cache, &scope, text, 4, &options, &more[0], NULL, &error));
+  OK(kvc_close(cache, more[0], &error));
+  options.priority_ms = options.reserved = 0;
+  options.struct_size = (uint32_t)sizeof options;
   OK(kvc_open(cache, &scope, text, 9, &options, &sequence, &reused, &error));
   IS(reused == 0);
   REFUSED(kvc_open(cache, &other, text, 9, NULL, &sequence, &reused, &error), KVC_OUT_OF_SCOPES,

@@ -58,7 +58,7 @@ typedef struct kvc_scope {
 
 /// Options of one sequence; NULL where they are expected means all zero.
 typedef struct kvc_open_options {
-  uint32_t struct_size;  ///< sizeof(kvc_open_options)
+  uint32_t struct_size;  ///< sizeof(kvc_open_options); 16, as before there were levels, will do too
   int32_t account;       ///< who is charged
   int32_t recompute;     ///< last tokens of the prompt that must not come from the cache; 0 = 1, the least
   /// Level of what the sequence finds and commits, -32,768 to 32,767, for a policy that heeds it
