@@ -311,6 +311,7 @@ TEST_CASE("every field that a C++ status can name is a field of the C API") {
     if (entry.path().extension() != ".hpp") continue;
     const std::string folder = entry.path().parent_path().filename().string();
     if (folder == "interop" || folder == "retain") continue;  // C++ only
+    if (folder == "cuda") continue;                           // what C calls answered, as C++
     std::ifstream file(entry.path());
     std::stringstream text;
     text << file.rdbuf();
