@@ -108,7 +108,13 @@ outputs open_outputs(const CLI::App& app, const replay_arguments& o) {
     for (const char* name : plot_files)
       out.plots.push_back(open_output("--plot", o.plot + "/" + name + ".svg", o));
   }
-  if (app.count("--html") != 0) out.page = std::make_unique<output_file>(open_output("--html", o.html, o));
+  if (app.count("--html") == 0) return out;
+  out.page = std::make_unique<output_file>(open_output("--html", o.html, o));
+  for (const output_file& plot : out.plots) {
+    if (plot.target() != out.page->target()) continue;
+    throw error(failure::usage, "conflict", "--html", o.html)
+        .wanting("another file than a drawing of --plot");
+  }
   return out;
 }
 

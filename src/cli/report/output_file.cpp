@@ -15,13 +15,22 @@
 namespace kvcache::cli {
 namespace {
 
-// What a link leads to; the path itself where there is none.
-std::string behind_links(const std::string& path) {
+// What a path leads to, links followed; the path itself where there is no such file or folder.
+std::string followed(const std::string& path) {
   char* real = realpath(path.c_str(), nullptr);
   if (real == nullptr) return path;
   std::string out(real);
   std::free(real);
   return out;
+}
+
+// The same for a file that need not be there yet.
+std::string behind_links(const std::string& path) {
+  std::string file = followed(path);
+  if (file != path) return file;
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return followed(".") + "/" + path;
+  return followed(path.substr(0, slash + 1)) + path.substr(slash);
 }
 
 // Ctrl-C and the like wait while one of these lives, so that no half-written file is left beside its place.

@@ -21,6 +21,8 @@ class output_file {
   void finish(const std::string& content) const;
 
   const std::string& path() const { return path_; }
+  /// The same for every path to one file.
+  const std::string& target() const { return target_; }
 
  private:
   struct temporary {
@@ -34,7 +36,7 @@ class output_file {
 
   const char* field_;
   std::string path_;    ///< as given
-  std::string target_;  ///< behind links
+  std::string target_;  ///< behind links, from the root on
 };
 
 }  // namespace kvcache::cli

@@ -137,6 +137,16 @@ TEST_CASE("a report does not take the place of the trace") {
   CHECK(read_file(trace) == small_trace);
 }
 
+TEST_CASE("a report does not take the place of a drawing") {
+  const scratch folder;
+  const std::string trace = "'" + folder.file("small.jsonl", small_trace) + "'";
+  fs::create_directory_symlink(folder.path, folder.path + "/link");
+  const std::string page = folder.path + "/link/losses.svg";
+  check_error(trace + " --plot '" + folder.path + "' --html '" + page + "'", 2, "--html", page);
+  CHECK(names_in(folder.path) == std::vector<std::string>{"link", "small.jsonl"});
+  CHECK(run("small.jsonl --plot . --html page.html", folder.path).code == 0);
+}
+
 TEST_CASE("when the trace is bad an older report stays, and nothing is left beside it") {
   const scratch folder;
   const std::string bad = folder.file("bad.jsonl", "{\"timestamp\": 0,");
