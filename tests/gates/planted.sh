@@ -125,7 +125,7 @@ case $fault in
   add_subdirectory)
     mkdir -p "$work/copy/examples"
     cp -a "$source/CMakeLists.txt" "$source/cmake" "$source/include" "$source/LICENSE" "$source/NOTICE" "$work/copy/"
-    cp -a "$source/src" "$work/copy/"
+    cp -a "$source/src" "$source/cuda" "$work/copy/"
     vendoring() { cmake -G Ninja -S "$source/tests/packaging/subdirectory" -B "$work/$1" -DKVCACHE_SOURCE="$work/copy"; }
     mkdir -p "$work/copy/examples/consumer"; cp "$source/examples/consumer/main.cpp" "$work/copy/examples/consumer/"
     passes vendoring good

@@ -41,7 +41,8 @@ case $check in
       flag=OFF; if [ $kind = shared ]; then flag=ON; fi
       fresh $kind
       configure build-$kind "$source" -DBUILD_SHARED_LIBS=$flag -DCMAKE_INSTALL_PREFIX="$work/$kind" \
-        -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF -DKVCACHE_BUILD_CLI=$flag
+        -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF -DKVCACHE_BUILD_CLI=$flag \
+        -DKVCACHE_WITH_CUDA=OFF
       cmake --build "$work/build-$kind" -j "${KVCACHE_JOBS:-2}"
       cmake --install "$work/build-$kind"
       for f in lib/cmake/kvcache/kvcacheConfig.cmake lib/cmake/kvcache/kvcacheCpuTargets.cmake lib/pkgconfig/kvcache.pc \
