@@ -15,8 +15,9 @@ bool lossy(const host_cache& h, int32_t group) noexcept {
 // What a view of packed blocks needs beside its tables.
 kvc_status check_packed(const host_cache& h, const kvc_view& v, kvc_error* error) noexcept {
   if (v.exempt_group != 0) {
-    const int32_t g = v.exempt_group - 1;
-    const bool known = g >= 0 && g < h.cache.shape().groups && h.cache.shape().group[g].first_only;
+    const bool counted = v.exempt_group > 0 && v.exempt_group <= h.cache.shape().groups;
+    const int32_t g = counted ? v.exempt_group - 1 : -1;
+    const bool known = counted && h.cache.shape().group[g].first_only;
     KVC_TRY(need(known && g != v.group, KVC_FIELD_EXEMPT_GROUP, error, v.exempt_group));
     KVC_TRY(need(v.exempt_table != nullptr || v.n == 0, KVC_FIELD_EXEMPT_TABLE, error));
     KVC_TRY(need(v.exempt_slot != nullptr || v.slot == nullptr, KVC_FIELD_EXEMPT_SLOT, error));
