@@ -236,11 +236,12 @@ kvc_status kvc_cpu_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error)
   // Heads of a block lie behind each other, so an item takes several: the longer the run of bytes, the faster
   // memory. Few long sequences would then leave workers idle, so their splits are dealt out too, and heads
   // where that is less than two items for each.
-  const int64_t wanted = p.width > 1 ? 4 * int64_t{p.width} : 1;
+  const int64_t least = p.width > 1 ? 2 * int64_t{p.width} : 1;
   const double parts = double(in->n) * in->max_q * in->q_heads * double(splits_of(in->max_kv));
-  p.splits = in->max_q <= p.row_block && in->max_kv > split_keys && in->n < wanted && parts < most_parts;
+  const bool few = p.width > 1 && in->n < 2 * least;
+  p.splits = few && in->max_q <= p.row_block && in->max_kv > split_keys && parts < most_parts;
   const int64_t items = std::max<int64_t>(in->n, 1) * (p.splits != 0 ? splits_of(in->max_kv) : 1);
-  const int64_t cuts = std::min<int64_t>((std::max<int64_t>(wanted / 2, 1) + items - 1) / items, kv.kv_heads);
+  const int64_t cuts = std::min<int64_t>((least + items - 1) / items, kv.kv_heads);
   p.head_block = static_cast<int32_t>((kv.kv_heads + cuts - 1) / cuts);
   p.workspace_bytes = workspace_needed(p);
   *plan = p;

@@ -1,60 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command as a user runs it: documents, text, errors, exit codes.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "cli/command.hpp"
 #include "support/environment.hpp"
 
-using nlohmann::json;
+using namespace kvcache::test;
 
 namespace {
 
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  REQUIRE(in);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-struct scratch {
-  std::string path;
-  scratch() {
-    char name[] = "/tmp/kvcache_cli_XXXXXX";
-    REQUIRE(mkdtemp(name) != nullptr);
-    path = name;
-  }
-  ~scratch() { CHECK(std::system(("rm -r '" + path + "'").c_str()) == 0); }
-  std::string file(const std::string& name, const std::string& content) const {
-    std::ofstream(path + "/" + name, std::ios::binary) << content;
-    return path + "/" + name;
-  }
-};
-
-struct outcome {
-  int code = -1;
-  std::string out, err;
-  json document() const {
-    INFO(out << err);
-    const json parsed = json::parse(out, nullptr, false);
-    REQUIRE(!parsed.is_discarded());
-    CHECK(std::count(out.begin(), out.end(), '\n') == 1);
-    return parsed;
-  }
-};
-
-// `arguments` go through the shell.
 outcome run(const std::string& arguments) {
-  const scratch folder;
-  const std::string out = folder.path + "/out", err = folder.path + "/err";
-  const int status = std::system(("'" KVCACHE_COMMAND "' " + arguments + " >" + out + " 2>" + err).c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(out), read_file(err)};
+  return run_command(arguments);
 }
 
 // Under --json the error is the document; without, one line on stderr. Never any part of a result.
