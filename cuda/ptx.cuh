@@ -147,6 +147,16 @@ KVCACHE_DEVICE float add_rn(float a, float b) {
 KVCACHE_DEVICE float fused(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
+KVCACHE_DEVICE float div_rn(float a, float b) {
+  return __fdiv_rn(a, b);
+}
+/// The bits of a float, and the float of some bits.
+KVCACHE_DEVICE uint32_t bits_of(float v) {
+  return __float_as_uint(v);
+}
+KVCACHE_DEVICE float float_of(uint32_t bits) {
+  return __uint_as_float(bits);
+}
 /// sin and cos of pi x.
 KVCACHE_DEVICE void sin_cos_pi(float x, float& s, float& c) {
   sincospif(x, &s, &c);
@@ -192,6 +202,11 @@ KVCACHE_DEVICE void st_shared(uint32_t to, uint32_t v) {
 KVCACHE_DEVICE float ld_shared(uint32_t from) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+  return v;
+}
+KVCACHE_DEVICE uint32_t ld_shared_word(uint32_t from) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
 
@@ -392,6 +407,15 @@ KVCACHE_DEVICE float add_rn(float a, float b) {
 KVCACHE_DEVICE float fused(float a, float b, float c) {
   return std::fma(a, b, c);
 }
+KVCACHE_DEVICE float div_rn(float a, float b) {
+  return a / b;
+}
+KVCACHE_DEVICE uint32_t bits_of(float v) {
+  return std::bit_cast<uint32_t>(v);
+}
+KVCACHE_DEVICE float float_of(uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
 KVCACHE_DEVICE void sin_cos_pi(float x, float& s, float& c) {
   constexpr double pi = 3.14159265358979323846;
   s = static_cast<float>(std::sin(pi * double{x}));
@@ -406,6 +430,11 @@ KVCACHE_DEVICE void st_shared(uint32_t to, uint32_t v) {
 }
 KVCACHE_DEVICE float ld_shared(uint32_t from) {
   float v;
+  std::memcpy(&v, simt::shared_access(from, 4), 4);
+  return v;
+}
+KVCACHE_DEVICE uint32_t ld_shared_word(uint32_t from) {
+  uint32_t v;
   std::memcpy(&v, simt::shared_access(from, 4), 4);
   return v;
 }
