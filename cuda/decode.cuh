@@ -112,17 +112,25 @@ KVCACHE_DEVICE void stage_queries(const decode_params& p, const decode_place& a,
   }
 }
 
-/// Scores of keys a row does not see become -infinity. With Extras also: scale, soft cap, score output.
-template <bool Extras, class Tile>
+/// Every slot is read from the planes at hand.
+struct all_slots {
+  KVCACHE_DEVICE bool elsewhere(int /*state*/, int32_t /*slot*/) const { return false; }
+};
+
+/// Scores of keys a row does not see become -infinity, also of those it reads `elsewhere`. With Extras also:
+/// scale, soft cap, score output.
+template <bool Extras, class Tile, class Present, class Slots>
 KVCACHE_DEVICE void mask_tile(const decode_params& p, const decode_place& a, Tile& t, int32_t tile,
-                              uint32_t present, const int32_t (&position)[2], uint32_t lane) {
+                              Present present, const int32_t (&position)[2], uint32_t lane,
+                              const Slots& slots) {
   KVCACHE_UNROLL
   for (int n = 0; n < Tile::score_tiles; ++n) {
     KVCACHE_UNROLL
     for (int i = 0; i < 4; ++i) {
       const uint32_t inside = Tile::token_of(n, i, lane);
       const int32_t slot = tile * Tile::tokens + static_cast<int32_t>(inside);
-      bool seen = (present >> inside & 1u) != 0;
+      const bool elsewhere = slots.elsewhere(Tile::state_of(i), slot);
+      bool seen = (present >> inside & 1u) != 0 && !elsewhere;
       int32_t key = slot;
       if (Extras && p.k_pos != nullptr && seen) {
         key = p.k_pos[a.sequence * p.k_pos_stride + a.head * p.k_pos_head_stride + slot];
@@ -136,7 +144,7 @@ KVCACHE_DEVICE void mask_tile(const decode_params& p, const decode_place& a, Til
         if (p.cap_log2 > 0) s = soft_capped(s, p.cap_log2);
       }
       if (!seen) s = minus_infinity();
-      if (!Extras || p.key_score == nullptr || slot >= a.length) continue;
+      if (!Extras || p.key_score == nullptr || slot >= a.length || elsewhere) continue;
       const int32_t packed =
           a.first_packed + static_cast<int32_t>(Tile::row_of_state(Tile::state_of(i), lane));
       if (packed >= a.rows * p.group) continue;
@@ -148,23 +156,24 @@ KVCACHE_DEVICE void mask_tile(const decode_params& p, const decode_place& a, Til
 }
 
 /// All tiles of a warp. The query rows lie in the first warp's last stage until every warp has them.
-template <bool Extras, int Dim, class Tile>
+template <bool Extras, int Dim, int Stage = stage_bytes(Dim), class Tile, class Slots = all_slots>
 KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, Tile& t, uint32_t arena,
-                                 uint32_t warp, uint32_t lane) {
-  const uint32_t stage0 = arena + warp * (stages * stage_bytes(Dim));
-  const uint32_t queries = arena + 2 * stage_bytes(Dim);
-  tile_stream<Dim> stream;
+                                 uint32_t warp, uint32_t lane, const Slots& slots = {}) {
+  const uint32_t stage0 = arena + warp * (stages * Stage);
+  const uint32_t queries = arena + 2 * Stage;
+  using tiles = tile_stream<Dim, Tile::tokens>;
+  tiles stream;
   stream.start(p, a.sequence, a.head, a.length, a.last, lane);
   int32_t position[2];
   KVCACHE_UNROLL
   for (int r = 0; r < 2; ++r) {
     position[r] = position_of(p, a, a.first_packed + static_cast<int32_t>(Tile::row_of_state(r, lane)));
   }
-  using located = typename tile_stream<Dim>::located;
+  using located = typename tiles::located;
   int32_t tile = a.first + static_cast<int32_t>(warp);
   const int32_t first_id = stream.fetch(tile), second_id = stream.fetch(tile + warps_of_block);
   int32_t next_id = stream.fetch(tile + 2 * warps_of_block);
-  uint32_t stage_a = stage0, stage_b = stage0 + stage_bytes(Dim), stage_c = stage_b + stage_bytes(Dim);
+  uint32_t stage_a = stage0, stage_b = stage0 + Stage, stage_c = stage_b + Stage;
   const located at_first = stream.locate(tile, first_id);
   stream.copy(stream.k, at_first, stage_a);
   stream.copy(stream.v, at_first, stage_b);
@@ -181,8 +190,8 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, 
     t.multiply_keys(stage_a);
     warp_barrier();
     stream.copy(stream.v, next, stage_a);
-    const bool whole = present == tile_stream<Dim>::all_present && tile >= a.hot_first && tile < a.hot_last;
-    if (Extras || !whole) mask_tile<Extras>(p, a, t, tile, present, position, lane);
+    const bool whole = present == tiles::all_present && tile >= a.hot_first && tile < a.hot_last;
+    if (Extras || !whole) mask_tile<Extras>(p, a, t, tile, present, position, lane, slots);
     t.weigh(Extras ? 1.0f : p.scale_log2);
     cp_async_wait<2>();
     warp_barrier();
@@ -300,6 +309,7 @@ decode(const decode_params p) {
   const uint32_t warp = shuffle(thread_index() / 32, 0), lane = thread_index() % 32;
   const uint32_t arena = shared_base();
   tile t;
+  t.clear();
   stream_tiles<Extras, Dim>(p, a, t, arena, warp, lane);
   block_barrier();  // all stages are free
   finish_block<Dim>(p, a, t, arena, warp, lane);

@@ -20,9 +20,9 @@ struct stream_plane {
   int64_t block_stride, token_stride;
 };
 
-template <int Dim>
+template <int Dim, int Tokens = tile_tokens(Dim)>
 struct tile_stream {
-  static constexpr int tokens = tile_tokens(Dim);
+  static constexpr int tokens = Tokens;
   static constexpr int halves = tokens / 16;
   static constexpr uint32_t all_present = tokens == 32 ? ~0u : 0xffffu;
   static constexpr int chunks = Dim / 8;
