@@ -185,6 +185,7 @@ decode_params inputs_of(const kvc_plan& plan, const kvc_kv& kv, const kvc_batch&
   p.regular = kv.block >= 16 && narrow_strides(kv.k) && narrow_strides(kv.v) ? 1 : 0;
   p.row_tiles = static_cast<int32_t>(row_tiles_of(plan));
   p.splits = plan.splits;
+  p.partial_rows = plan.max_q;
   p.split_keys = plan.head_block;
   return p;
 }

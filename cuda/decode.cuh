@@ -49,35 +49,41 @@ KVCACHE_DEVICE int32_t position_of(const decode_params& p, const decode_place& a
   return p.q_pos[a.first_row + least(packed / p.group, a.rows - 1)];
 }
 
-/// Which tiles any row sees, and which every row sees whole.
-KVCACHE_DEVICE void find_tiles(const decode_params& p, decode_place& a, int32_t rows_of_tile,
-                               int32_t tokens) {
+/// Which tiles rows with positions from `low` to `high` see, and which all of them see whole.
+KVCACHE_DEVICE void tiles_of_positions(const decode_params& p, decode_place& a, int32_t low, int32_t high,
+                                       int32_t tokens) {
   a.first = 0;
   a.last = (a.length + tokens - 1) / tokens;
   a.hot_first = 0;
   a.hot_last = a.last;
   const bool by_slot = p.k_pos == nullptr;
+  if (p.causal != 0) {
+    a.hot_last = by_slot ? least(a.hot_last, most(low + 1, 0) / tokens) : 0;
+    if (by_slot) a.last = least(a.last, most(high, -1) / tokens + (high >= 0 ? 1 : 0));
+  }
+  if (p.window > 0) {
+    const int64_t behind = static_cast<int64_t>(high) - p.window;  // the last slot that some row does not see
+    if (behind >= 0) a.hot_first = static_cast<int32_t>(behind / tokens) + 1;
+    const int64_t lowest = static_cast<int64_t>(low) - p.window + 1;
+    if (by_slot && lowest > 0) a.first = static_cast<int32_t>(lowest / tokens);
+    if (!by_slot) a.hot_last = 0;
+  }
+}
+
+/// Which tiles any row sees, and which every row sees whole.
+KVCACHE_DEVICE void find_tiles(const decode_params& p, decode_place& a, int32_t rows_of_tile,
+                               int32_t tokens) {
+  int32_t low = 0, high = 0;
   if (p.causal != 0 || p.window > 0) {
-    int32_t low = position_of(p, a, a.first_packed), high = low;
+    low = high = position_of(p, a, a.first_packed);
     const int32_t end = least(a.first_packed + rows_of_tile, a.rows * p.group);
     for (int32_t x = a.first_packed + p.group - a.first_packed % p.group; x < end; x += p.group) {
       const int32_t at = position_of(p, a, x);
       low = least(low, at);
       high = most(high, at);
     }
-    if (p.causal != 0) {
-      a.hot_last = by_slot ? least(a.hot_last, most(low + 1, 0) / tokens) : 0;
-      if (by_slot) a.last = least(a.last, most(high, -1) / tokens + (high >= 0 ? 1 : 0));
-    }
-    if (p.window > 0) {
-      const int64_t behind =
-          static_cast<int64_t>(high) - p.window;  // the last slot that some row does not see
-      if (behind >= 0) a.hot_first = static_cast<int32_t>(behind / tokens) + 1;
-      const int64_t lowest = static_cast<int64_t>(low) - p.window + 1;
-      if (by_slot && lowest > 0) a.first = static_cast<int32_t>(lowest / tokens);
-      if (!by_slot) a.hot_last = 0;
-    }
   }
+  tiles_of_positions(p, a, low, high, tokens);
 }
 
 /// The split's share of the tiles.
@@ -263,7 +269,7 @@ KVCACHE_DEVICE void write_value(const decode_params& p, const decode_place& a, i
                                 float value, float lse) {
   const int32_t q_head = a.head * p.group + packed % p.group;
   if (p.splits > 1) {
-    const int64_t row = static_cast<int64_t>(a.sequence) * p.max_q + packed / p.group;
+    const int64_t row = static_cast<int64_t>(a.sequence) * p.partial_rows + packed / p.group;
     const int64_t at = (row * (p.kv_heads * p.group) + q_head) * p.splits + a.split;
     p.partial.o[at * Dim + d] = value;
     if (d == 0) p.partial.lse2[at] = lse;
@@ -303,7 +309,8 @@ KVCACHE_KERNEL(threads_of_block)
 decode(const decode_params p) {
   using tile = warp_tile<Kind, Dim, Wide>;
   decode_place a = place_of(p, tile::rows);
-  if (a.first_packed >= a.rows * p.group) return;  // the whole block
+  if (a.first_packed >= a.rows * p.group) return;     // the whole block
+  if (p.few_rows > 0 && a.rows > p.few_rows) return;  // prefill.cuh takes the sequence
   find_tiles(p, a, tile::rows, tile::tokens);
   take_share(p, a, tile::tokens);
   const uint32_t warp = shuffle(thread_index() / 32, 0), lane = thread_index() % 32;

@@ -32,6 +32,7 @@ KVCACHE_KERNEL(threads_of_block) merge(const merge_params p) {
     const int64_t end = p.q_start != nullptr ? p.q_start[sequence + 1] : sequence + 1;
     to = first + inside;
     if (to >= end) return;
+    if (p.only_short != 0 && end - first > p.max_q) return;
   }
   const int32_t n = p.splits > 0 ? p.splits : p.n_parts;
   const float sink = p.sink_logit != nullptr ? p.sink_logit[head] * 1.44269504088896341f : minus_infinity();

@@ -43,6 +43,24 @@ KVCACHE_BOTH constexpr bool has_wide(int32_t dim) {
   return dim <= 128;
 }
 
+/// The prefill kernel: packed query rows of a block, of which each warp takes 16 or 32, keys of a tile, and
+/// half steps (K or V of a tile) that the block has room for. Wide heads take half the rows, for the
+/// registers.
+KVCACHE_BOTH constexpr int32_t prefill_rows(int32_t dim) {
+  return dim > 128 ? 64 : 128;
+}
+inline constexpr int32_t prefill_tokens = 64;
+KVCACHE_BOTH constexpr int32_t prefill_stages(int32_t dim) {
+  return dim > 128 ? 2 : 3;
+}
+KVCACHE_BOTH constexpr int32_t prefill_stage_bytes(int32_t dim) {
+  return prefill_tokens * staged_row(dim);
+}
+/// Shared memory of a prefill block: the query rows and the stages, 96 KiB at most.
+KVCACHE_BOTH constexpr int32_t prefill_shared_bytes(int32_t dim) {
+  return prefill_rows(dim) * staged_row(dim) + prefill_stages(dim) * prefill_stage_bytes(dim);
+}
+
 /// Rows of queries, keys, values or results.
 struct row_array {
   char* data;
@@ -59,7 +77,7 @@ struct plane_view {
   int64_t token_stride;
 };
 
-/// Partial states of the splits: rows of [n * max_q][q_heads][splits].
+/// Partial states of the splits: rows of [n * partial_rows][q_heads][splits].
 struct partial_view {
   float* o;     ///< [..][dim], normalised
   float* lse2;  ///< [..]
@@ -90,7 +108,9 @@ struct decode_params {
   int32_t table_columns, blocks, block_shift;
   int32_t regular;  ///< blocks of at least 16 slots, strides of blocks and tokens below 2^32
   int32_t row_tiles, splits;
-  int32_t split_keys;  ///< keys of a split at absolute borders, 0 = the visible tiles are dealt out evenly
+  int32_t few_rows;  ///< decode takes sequences of so many rows, prefill longer ones; 0 = decode takes all
+  int32_t partial_rows;  ///< rows of a sequence in `partial`
+  int32_t split_keys;    ///< keys of a split at absolute borders, 0 = the visible tiles are dealt out evenly
 };
 
 /// A result over some of the keys.
@@ -110,7 +130,8 @@ struct merge_params {
   int64_t lse_row_stride;
   const float* sink_logit;
   const int32_t* q_start;  ///< rows of `part` are [n][max_q], those of out ragged; null: one for one
-  int32_t max_q;           ///< of the plan, 0: rows of the parts are rows of out
+  int32_t max_q;           ///< rows of a sequence in the parts, 0: rows of the parts are rows of out
+  int32_t only_short;      ///< sequences of more rows have no parts
   int32_t rows;            ///< of the parts
   int32_t heads, dim;
 };
