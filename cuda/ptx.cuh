@@ -61,6 +61,12 @@ KVCACHE_DEVICE void block_barrier() {
 KVCACHE_DEVICE void warp_barrier() {
   __syncwarp();
 }
+/// The same number, of which the compiler knows nothing: what follows from it is computed here and now, not
+/// kept in registers through a loop.
+KVCACHE_DEVICE uint32_t anew(uint32_t v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
 KVCACHE_DEVICE float shuffle_xor(float v, uint32_t x) {
   return __shfl_xor_sync(~0u, v, x);
 }
@@ -220,6 +226,9 @@ KVCACHE_DEVICE uint32_t block_index() {
 }
 KVCACHE_DEVICE uint32_t shared_base() {
   return 0;
+}
+KVCACHE_DEVICE uint32_t anew(uint32_t v) {
+  return v;
 }
 KVCACHE_DEVICE void block_barrier() {
   simt::block_barrier();

@@ -94,7 +94,7 @@ struct online_softmax {
     }
   }
 
- private:
+ protected:
   static constexpr uint32_t first_lane_bit = Wide ? 1 : 4, last_lane_bit = Wide ? 2 : 16;
 
   /// Exponents of the weights; returns the largest.
