@@ -16,6 +16,11 @@ kvc_status check_id(int32_t id, int32_t blocks, int32_t field, int64_t at, kvc_e
   return id >= 0 && id < blocks ? KVC_OK : fail(error, KVC_BAD_ARGUMENT, field, id, at);
 }
 
+kvc_status check_open_planes(const kvc_kv& kv, kvc_error* error) noexcept {
+  KVC_TRY(check_plane_layout(kv.open_k, KVC_FIELD_OPEN_K, error));
+  return check_plane_layout(kv.open_v, KVC_FIELD_OPEN_V, error);
+}
+
 /// The payload of a gather; see kvc_command. Keep-lists lie on the device and are not followed.
 struct gather {
   int32_t n_src, n_dst, keep;
@@ -45,10 +50,13 @@ kvc_status check_gather(const kvc_run& run, const kvc_command& c, const kvc_kv& 
   if (c.tokens < 0 || c.tokens > int64_t{n_dst} * kv.block) {
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS, c.tokens, at);
   }
+  // Codes cannot be moved slot by slot: there it is open blocks that are gathered.
+  const int32_t blocks = packs(kv) ? kv.open_blocks : kv.blocks;
+  if (packs(kv)) KVC_TRY(check_open_planes(kv, error));
   const gather g(run, c);
-  for (int32_t i = 0; i < n_src; ++i) KVC_TRY(check_id(g.src[i], kv.blocks, KVC_FIELD_SRC, at, error));
+  for (int32_t i = 0; i < n_src; ++i) KVC_TRY(check_id(g.src[i], blocks, KVC_FIELD_SRC, at, error));
   for (int32_t i = 0; i < n_dst; ++i) {
-    KVC_TRY(check_id(g.dst[i], kv.blocks, KVC_FIELD_DST, at, error));
+    KVC_TRY(check_id(g.dst[i], blocks, KVC_FIELD_DST, at, error));
     // It would be overwritten before it is read.
     if (i + 1 < n_src && std::find(g.src + i + 1, g.src + n_src, g.dst[i]) != g.src + n_src) {
       return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DST, g.dst[i], at);
@@ -65,27 +73,31 @@ kvc_status check_command(const kvc_run& run, const kvc_command& c, const kvc_kv&
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS, c.tokens, at);
   }
   const bool from_open = c.op == KVC_OP_COPY_OPEN || c.op == KVC_OP_SEAL, to_open = c.op == KVC_OP_COPY_OPEN;
-  if (from_open && kv.open_blocks == 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_K, 0, at);
-  if (from_open) {
-    KVC_TRY(check_plane_layout(kv.open_k, KVC_FIELD_OPEN_K, error));
-    KVC_TRY(check_plane_layout(kv.open_v, KVC_FIELD_OPEN_V, error));
-    // Sealing converts; that is for a kernel of its own.
-    if (kv.open_k.type != kv.k.type)
-      return fail(error, KVC_UNSUPPORTED, KVC_FIELD_OPEN_K, kv.open_k.type, at);
-    if (kv.open_v.type != kv.v.type)
-      return fail(error, KVC_UNSUPPORTED, KVC_FIELD_OPEN_V, kv.open_v.type, at);
+  // A block of codes is written as a whole; codes have no slots to be zeroed, moved or turned one by one.
+  const bool codes = packs(kv) && !to_open;
+  if (codes && c.op != KVC_OP_SEAL && c.op != KVC_OP_COPY) {
+    return fail(error, KVC_UNSUPPORTED, KVC_FIELD_OP, c.op, at);
   }
+  if (codes && c.tokens != kv.block) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TOKENS, c.tokens, at);
+  if (from_open && kv.open_blocks == 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_K, 0, at);
+  if (from_open) KVC_TRY(check_open_planes(kv, error));
   if (from_open || c.op == KVC_OP_COPY) {
     KVC_TRY(check_id(c.src, from_open ? kv.open_blocks : kv.blocks, KVC_FIELD_SRC, at, error));
   }
   KVC_TRY(check_id(c.dst, to_open ? kv.open_blocks : kv.blocks, KVC_FIELD_DST, at, error));
+  if (codes && c.op == KVC_OP_SEAL && (c.arg < 0 || c.arg > kv.exempt)) {
+    return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ARG, c.arg, at);
+  }
   return c.op == KVC_OP_ROTATE ? check_rope(run.rope, kv.dim_k, error) : KVC_OK;
 }
 
-/// Layers of a group are moved by one launch, so they have one shape.
+/// Layers of a group are moved by one launch, so they have one shape. Formats of codes may differ.
 bool same_shape(const kvc_kv& a, const kvc_kv& b) noexcept {
+  const auto same_type = [](const kvc_plane& x, const kvc_plane& y) {
+    return x.type == y.type || is_code(x.type) || is_code(y.type);
+  };
   return a.kv_heads == b.kv_heads && a.dim_k == b.dim_k && a.dim_v == b.dim_v && a.block == b.block &&
-         a.k.type == b.k.type && a.v.type == b.v.type;
+         same_type(a.k, b.k) && same_type(a.v, b.v);
 }
 
 kvc_status check_run(const kvc_run* run, kvc_error* error) noexcept {
@@ -97,7 +109,7 @@ kvc_status check_run(const kvc_run* run, kvc_error* error) noexcept {
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_COMMANDS, run->n_commands);
   }
   for (int64_t l = 0; l < run->n_layers; ++l) {
-    const kvc_status s = check_layer(run->layers + l, true, error);
+    const kvc_status s = check_packed_layer(run->layers + l, true, error);
     if (s != KVC_OK) return error != nullptr ? error->index = l, s : s;
   }
   for (int64_t i = 0; i < run->n_commands; ++i) {
@@ -115,7 +127,8 @@ kvc_status check_run(const kvc_run* run, kvc_error* error) noexcept {
 }
 
 moved_layer layer_of(const kvc_kv& kv, int32_t op) noexcept {
-  const bool from_open = op == KVC_OP_COPY_OPEN || op == KVC_OP_SEAL, to_open = op == KVC_OP_COPY_OPEN;
+  const bool open = op == KVC_OP_COPY_OPEN || (op == KVC_OP_GATHER && packs(kv));
+  const bool from_open = open || op == KVC_OP_SEAL, to_open = open;
   return {view_of(from_open ? kv.open_k : kv.k), view_of(from_open ? kv.open_v : kv.v),
           view_of(to_open ? kv.open_k : kv.k), view_of(to_open ? kv.open_v : kv.v)};
 }
@@ -187,35 +200,91 @@ kvc_status queue_moves(const run_params& p, int32_t op, kvc_stream stream, kvc_e
   return launched(launch_move(p, blocks_of(2 * cells), stream), error);
 }
 
-kvc_status queue_kind(const kvc_run& run, const kind& k, kvc_stream stream, kvc_error* error) noexcept {
-  run_params p{};
-  p.zero = k.op == KVC_OP_ZERO ? 1 : 0;
-  if (k.op == KVC_OP_ROTATE) p.rope = rope_of(run.rope);
+/// The command as kernels take it; what does not read has no source.
+moved_block block_of(const kvc_command& c) noexcept {
+  const bool reads = c.op != KVC_OP_ZERO && c.op != KVC_OP_ROTATE;
+  return {reads ? c.src : 0, c.dst, c.tokens, c.arg};
+}
+
+/// Divides the commands of a kind, and the layers they move, among launches: `add` puts a layer into `p`,
+/// `queue` starts what `p` has.
+template <class Params, class Add, class Queue>
+kvc_status divide(const kvc_run& run, const kind& k, Params& p, Add add, Queue queue) noexcept {
   for (int32_t l = 0; l < run.n_layers;) {
     p.n_layers = 0;
     for (; l < run.n_layers && p.n_layers < layers_at_once; ++l) {
       const kvc_kv& kv = run.layers[l];
-      if (kv.group != k.group || kv.owner != 0) continue;
-      p.kv_heads = kv.kv_heads;
-      p.bytes_k = kv.dim_k * 2;
-      p.bytes_v = kv.dim_v * 2;
-      p.type_k = kv.k.type;
-      p.layer[p.n_layers++] = layer_of(kv, k.op);
+      if (kv.group == k.group && kv.owner == 0) add(kv);
     }
     p.n_commands = 0;
     for (int32_t i = 0; i < run.n_commands; ++i) {
       const kvc_command& c = run.commands[i];
       const bool same_space = k.op == KVC_OP_COPY || k.op == KVC_OP_COPY_OPEN;
       if (!k.has(c) || (same_space && c.src == c.dst)) continue;
-      const bool reads = k.op != KVC_OP_ZERO && k.op != KVC_OP_ROTATE;
-      p.command[p.n_commands++] = {reads ? c.src : 0, c.dst, c.tokens, c.arg};
+      p.command[p.n_commands++] = block_of(c);
       if (p.n_commands < commands_at_once) continue;
-      KVC_TRY(queue_moves(p, k.op, stream, error));
+      KVC_TRY(queue());
       p.n_commands = 0;
     }
-    KVC_TRY(queue_moves(p, k.op, stream, error));
+    KVC_TRY(queue());
   }
   return KVC_OK;
+}
+
+kvc_status queue_kind(const kvc_run& run, const kind& k, kvc_stream stream, kvc_error* error) noexcept {
+  run_params p{};
+  p.zero = k.op == KVC_OP_ZERO ? 1 : 0;
+  if (k.op == KVC_OP_ROTATE) p.rope = rope_of(run.rope);
+  const auto add = [&](const kvc_kv& kv) noexcept {
+    p.kv_heads = kv.kv_heads;
+    p.bytes_k = kv.dim_k * 2;
+    p.bytes_v = kv.dim_v * 2;
+    p.type_k = kv.k.type;
+    p.layer[p.n_layers++] = layer_of(kv, k.op);
+  };
+  return divide(run, k, p, add, [&]() noexcept { return queue_moves(p, k.op, stream, error); });
+}
+
+/// Whether a kind is for the kernels that write and copy codes: some layer has codes, or sealing converts.
+bool needs_codes(const kvc_run& run, const kind& k) noexcept {
+  if (k.op != KVC_OP_SEAL && k.op != KVC_OP_COPY) return false;
+  return std::any_of(run.layers, run.layers + run.n_layers, [&](const kvc_kv& kv) {
+    if (kv.group != k.group || kv.owner != 0) return false;
+    const bool converts = kv.open_k.type != kv.k.type || kv.open_v.type != kv.v.type;
+    return packs(kv) || (k.op == KVC_OP_SEAL && converts);
+  });
+}
+
+/// Shared memory for sealing one side.
+int32_t seal_bytes_of(const kvc_plane& p, int32_t tokens, int32_t dim) noexcept {
+  if (!is_code(p.type)) return 0;
+  const bool token = p.scale_kind == KVC_SCALE_TOKEN, channel = p.scale_kind == KVC_SCALE_CHANNEL;
+  const int32_t along = token ? dim : tokens, across = token ? tokens : dim;
+  const int32_t scales = token || channel ? across * ((along + p.scale_group - 1) / p.scale_group) : 1;
+  return seal_shared_bytes(tokens, dim, scales);
+}
+
+kvc_status queue_codes(const kvc_run& run, const kind& k, kvc_stream stream, kvc_error* error) noexcept {
+  code_params p{};
+  int32_t shared = 0;
+  const auto add = [&](const kvc_kv& kv) noexcept {
+    p.kv_heads = kv.kv_heads;
+    p.dim_k = kv.dim_k;
+    p.dim_v = kv.dim_v;
+    p.block = kv.block;
+    shared =
+        std::max({shared, seal_bytes_of(kv.k, kv.block, kv.dim_k), seal_bytes_of(kv.v, kv.block, kv.dim_v)});
+    p.layer[p.n_layers++] = {view_of(kv.open_k),    view_of(kv.open_v), coded_of(kv.k, true),
+                             coded_of(kv.v, false), kv.open_k.type,     kv.open_v.type};
+  };
+  return divide(run, k, p, add, [&]() noexcept -> kvc_status {
+    const int64_t cells = int64_t{p.n_commands} * p.n_layers * p.kv_heads;
+    if (cells == 0) return KVC_OK;
+    launch_shape shape = blocks_of(2 * cells);
+    if (k.op == KVC_OP_COPY) return launched(launch_copy_codes(p, shape, stream), error);
+    shape.shared_bytes = static_cast<uint32_t>(shared);
+    return launched(launch_seal(p, shape, stream), error);
+  });
 }
 
 }  // namespace
@@ -229,7 +298,8 @@ kvc_status kvc_cuda_run(const kvc_run* run, kvc_stream stream, kvc_error* error)
   kind k;
   for (bool first = true; next_kind(*run, k, first); first = false) {
     if (k.op != KVC_OP_GATHER) {
-      KVC_TRY(queue_kind(*run, k, stream, error));
+      KVC_TRY(needs_codes(*run, k) ? queue_codes(*run, k, stream, error)
+                                   : queue_kind(*run, k, stream, error));
       continue;
     }
     for (int32_t i = 0; i < run->n_commands; ++i) {

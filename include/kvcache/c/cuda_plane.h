@@ -72,10 +72,21 @@ KVC_API kvc_status kvc_cuda_rope(const kvc_rope* rope, const kvc_rows* rows, int
 /// Queues a list of commands, stage by stage, after every id in it has been checked: one launch per stage,
 /// kind and group over all its layers (64 layers and 512 commands at a time). The list, its ids and layers
 /// lie on the host and may be changed as soon as the call returns; keep-lists lie on the device, where a slot
-/// outside the source run leaves its place as it was. rope, for KVC_OP_ROTATE, as in kvc_cuda_append. Fails
-/// also: KVC_UNSUPPORTED for layers of one group with different shapes, for a gather of more than 4,096
-/// blocks, and for KVC_OP_SEAL into another type.
+/// outside the source run leaves its place as it was. rope, for KVC_OP_ROTATE, as in kvc_cuda_append.
+/// KVC_OP_SEAL gives the bits of kvc_cpu_run, for every type of code, kind of scale and clip search; the
+/// values, which the host cannot look at, are made fit for it first: one beyond f16's range becomes its
+/// nearest end, a NaN 0. Layers of a group may have different formats. Fails also: KVC_UNSUPPORTED for layers
+/// of one group with different shapes or exact types, and for a gather of more than 4,096 blocks.
 KVC_API kvc_status kvc_cuda_run(const kvc_run* run, kvc_stream stream, kvc_error* error);
+
+/// The values of one kv head of `n` sealed blocks as kernels compute with them, the bits of kvc_cpu_unpack: K
+/// as [dim_k][block], V as [block][dim_v], those of block ids[i] at k + i * k_stride (elements). ids, k and v
+/// lie on the device; k or v may be NULL. An id outside the pool leaves its place as it was. For tests, for
+/// scores of a caller's own, and to read a block back; attention does not need it. Fails: KVC_BAD_ARGUMENT,
+/// KVC_UNSUPPORTED. Cost: one pass over codes and values.
+KVC_API kvc_status kvc_cuda_unpack(const kvc_kv* kv, const int32_t* ids, int32_t n, int32_t head, float* k,
+                                   int64_t k_stride, float* v, int64_t v_stride, kvc_stream stream,
+                                   kvc_error* error);
 
 #ifdef __cplusplus
 }

@@ -161,4 +161,20 @@ inline status gpu_run(std::span<const kvc_kv> layers, std::span<const kvc_comman
   return gpu_status(kvc_cuda_run(&r, stream, &e), e);
 }
 
+/// Where unpacked blocks go, on the device; one of the two may be null.
+struct gpu_unpack_to {
+  float* k = nullptr;    ///< [blocks][dim_k][block]
+  int64_t k_stride = 0;  ///< floats from block to block
+  float* v = nullptr;    ///< [blocks][block][dim_v]
+  int64_t v_stride = 0;  ///< floats from block to block
+};
+
+/// Queues the reading of one kv head of `n` sealed blocks as floats. `ids`: [n] on the device; one outside
+/// the pool leaves its place as it was. Fails with the field; then nothing was queued.
+inline status gpu_unpack(const kvc_kv& kv, const int32_t* ids, int32_t n, int32_t head,
+                         const gpu_unpack_to& to, kvc_stream stream) noexcept {
+  kvc_error e{};
+  return gpu_status(kvc_cuda_unpack(&kv, ids, n, head, to.k, to.k_stride, to.v, to.v_stride, stream, &e), e);
+}
+
 }  // namespace kvcache
