@@ -4,7 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "host.hpp"
+#include "packed_host.hpp"
 
 namespace kvcache::detail::gpu {
 namespace {
@@ -42,16 +42,25 @@ int64_t splits_wanted(const kvc_plan& p, int64_t row_tiles) noexcept {
   return std::clamp<int64_t>(wanted, 1, std::clamp(p.max_kv / least_split_keys, 1, most_splits));
 }
 
+/// A layer of values, or of codes that the kernels can read.
+kvc_status check_readable(const kvc_kv* kv, bool data, kvc_error* error) noexcept {
+  KVC_TRY(check_struct(kv, KVC_FIELD_KV, error));
+  if (packs(*kv)) return check_packed_attend(kv, data, error);
+  KVC_TRY(check_layer(kv, data, error));
+  return kv->v.type == kv->k.type ? KVC_OK : fail(error, KVC_UNSUPPORTED, KVC_FIELD_V, kv->v.type);
+}
+
+/// Queries: of the planes' type or wider; over codes of any type, rounded to f16.
 kvc_status check_type(int32_t type, int32_t plane, kvc_error* error) noexcept {
   if (type == KVC_F32 || type == plane) return KVC_OK;
+  if (is_code(plane) && (type == KVC_F16 || type == KVC_BF16)) return KVC_OK;
   return fail(error, KVC_UNSUPPORTED, KVC_FIELD_TYPE, type);
 }
 
 kvc_status check_plan_in(const kvc_plan_in* in, kvc_error* error) noexcept {
   KVC_TRY(check_struct(in, KVC_FIELD_PLAN, error));
-  KVC_TRY(check_layer(in->kv, false, error));
+  KVC_TRY(check_readable(in->kv, false, error));
   const kvc_kv& kv = *in->kv;
-  if (kv.v.type != kv.k.type) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_V, kv.v.type);
   if (!has_dim(kv.dim_k)) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_DIM_K, kv.dim_k);
   if (kv.dim_v != kv.dim_k) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_DIM_V, kv.dim_v);
   if (in->q_heads < 1 || in->q_heads % kv.kv_heads != 0) {
@@ -96,20 +105,22 @@ kvc_status check_plan_made(const kvc_plan* plan, const kvc_kv& kv, kvc_error* er
   if (plan->dim_k != kv.dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_K, kv.dim_k);
   if (plan->dim_v != kv.dim_v) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, kv.dim_v);
   if (plan->block != kv.block) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_BLOCK, kv.block);
-  if (!has_dim(kv.dim_k)) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_DIM_K, kv.dim_k);
-  return kv.v.type == kv.k.type ? KVC_OK : fail(error, KVC_UNSUPPORTED, KVC_FIELD_V, kv.v.type);
+  return has_dim(kv.dim_k) ? KVC_OK : fail(error, KVC_UNSUPPORTED, KVC_FIELD_DIM_K, kv.dim_k);
 }
 
-kvc_status check_batch_shape(const kvc_plan& plan, const kvc_batch* b, kvc_error* error) noexcept {
+kvc_status check_batch_shape(const kvc_plan& plan, const kvc_kv& kv, const kvc_batch* b,
+                             kvc_error* error) noexcept {
   KVC_TRY(check_struct(b, KVC_FIELD_BATCH, error));
   if (b->n < 0 || b->n > plan.n) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_N, b->n);
   if (b->table_columns < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TABLE_COLUMNS, b->table_columns);
-  if (b->open_table != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_OPEN_TABLE);
-  if (b->sealed != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_SEALED);
-  if (b->row_sealed != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_ROW_SEALED);
-  if (b->exempt_table != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_EXEMPT_TABLE);
-  for (const int64_t s :
-       {b->table_stride, b->kv_len_stride, b->kv_len_head_stride, b->k_pos_stride, b->k_pos_head_stride}) {
+  if (!packs(kv)) {
+    if (b->open_table != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_OPEN_TABLE);
+    if (b->sealed != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_SEALED);
+    if (b->row_sealed != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_ROW_SEALED);
+    if (b->exempt_table != nullptr) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_EXEMPT_TABLE);
+  }
+  for (const int64_t s : {b->table_stride, b->open_stride, b->kv_len_stride, b->kv_len_head_stride,
+                          b->k_pos_stride, b->k_pos_head_stride}) {
     if (s < 0) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_STRIDE, s);
   }
   if (b->n == 0) return KVC_OK;
@@ -143,11 +154,6 @@ kvc_status check_results(const kvc_plan& plan, const kvc_out* out, int64_t rows,
     return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KEY_SCORE, out->key_score_head_stride);
   }
   return KVC_OK;
-}
-
-bool narrow_strides(const kvc_plane& p) noexcept {
-  constexpr int64_t limit = int64_t{1} << 32;
-  return p.block_stride < limit && p.token_stride < limit;
 }
 
 /// Everything but the results and the workspace.
@@ -253,9 +259,9 @@ kvc_status kvc_cuda_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error
 kvc_status kvc_cuda_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_batch* batch, const kvc_rows* q,
                            const kvc_softmax* softmax, const kvc_out* out, kvc_buf workspace,
                            kvc_stream stream, kvc_error* error) {
-  KVC_TRY(check_layer(kv, true, error));
+  KVC_TRY(check_readable(kv, true, error));
   KVC_TRY(check_plan_made(plan, *kv, error));
-  KVC_TRY(check_batch_shape(*plan, batch, error));
+  KVC_TRY(check_batch_shape(*plan, *kv, batch, error));
   const int64_t rows = batch->q_start != nullptr ? int64_t{batch->n} * plan->max_q : batch->n;
   if (q == nullptr) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_ROWS);
   KVC_TRY(check_type(q->type, kv->k.type, error));
@@ -274,11 +280,16 @@ kvc_status kvc_cuda_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_bat
     p.partial.lse2 = reinterpret_cast<float*>(static_cast<char*>(workspace.ptr) + partial_bytes_o(*plan));
   }
   const bool extras = p.cap_log2 > 0 || p.k_pos != nullptr || p.key_score != nullptr || !(p.scale_log2 > 0);
-  const decode_choice choice{kv->k.type, kv->dim_k, plan->row_block == wide_rows, extras};
-  const int64_t blocks = int64_t{p.n} * p.kv_heads * p.row_tiles * p.splits;
-  const launch_shape shape{static_cast<uint32_t>(blocks), threads_of_block,
-                           static_cast<uint32_t>(decode_shared_bytes(kv->dim_k))};
-  KVC_TRY(launched(launch_decode(choice, p, shape, stream), error));
+  const auto blocks = static_cast<uint32_t>(int64_t{p.n} * p.kv_heads * p.row_tiles * p.splits);
+  int32_t code = 0;
+  if (packs(*kv)) {
+    code = start_packed(*plan, packed_of(p, *kv, *batch), *kv, extras, blocks, stream);
+  } else {
+    const auto shared = static_cast<uint32_t>(decode_shared_bytes(kv->dim_k));
+    const decode_choice choice{kv->k.type, kv->dim_k, is_wide(*plan), extras};
+    code = launch_decode(choice, p, {blocks, threads_of_block, shared}, stream);
+  }
+  KVC_TRY(launched(code, error));
   if (plan->splits == 1) return KVC_OK;
   const merge_params m = join_splits(*plan, p);
   return launched(

@@ -161,15 +161,29 @@ KVCACHE_DEVICE void mask_tile(const decode_params& p, const decode_place& a, Til
   }
 }
 
-/// All tiles of a warp. The query rows lie in the first warp's last stage until every warp has them.
-template <bool Extras, int Dim, int Stage = stage_bytes(Dim), class Tile, class Slots = all_slots>
-KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, Tile& t, uint32_t arena,
-                                 uint32_t warp, uint32_t lane, const Slots& slots = {}) {
+/// Query rows that are not staged yet: they lie in the first warp's last stage until every warp has them.
+template <int Dim>
+struct queries_to_stage {
+  template <class Tile>
+  KVCACHE_DEVICE void take(const decode_params& p, const decode_place& a, Tile& t, uint32_t arena,
+                           uint32_t lane) const {
+    const uint32_t queries = arena + 2 * stage_bytes(Dim);
+    stage_queries<Tile::kind, Dim>(p, a, Tile::rows, queries);
+    block_barrier();
+    t.start(queries, lane);
+    block_barrier();  // the stage is free
+  }
+};
+
+/// All tiles of a warp, from blocks of `space`.
+template <bool Extras, int Dim, int Stage, class Space, class Tile, class Queries, class Slots>
+KVCACHE_DEVICE void stream_tiles(const decode_params& p, const Space& space, const decode_place& a, Tile& t,
+                                 uint32_t arena, uint32_t warp, uint32_t lane, const Queries& queries,
+                                 const Slots& slots) {
   const uint32_t stage0 = arena + warp * (stages * Stage);
-  const uint32_t queries = arena + 2 * Stage;
   using tiles = tile_stream<Dim, Tile::tokens>;
   tiles stream;
-  stream.start(p, a.sequence, a.head, a.length, a.last, lane);
+  stream.start(space, a.sequence, a.head, a.length, a.last, lane);
   int32_t position[2];
   KVCACHE_UNROLL
   for (int r = 0; r < 2; ++r) {
@@ -183,10 +197,7 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const decode_place& a, 
   const located at_first = stream.locate(tile, first_id);
   stream.copy(stream.k, at_first, stage_a);
   stream.copy(stream.v, at_first, stage_b);
-  stage_queries<Tile::kind, Dim>(p, a, Tile::rows, queries);
-  block_barrier();
-  t.start(queries, lane);
-  block_barrier();  // the stage is free
+  queries.take(p, a, t, arena, lane);
   located next = stream.locate(tile + warps_of_block, second_id);
   stream.copy(stream.k, next, stage_c);
   uint32_t present = at_first.present;
@@ -317,7 +328,8 @@ decode(const decode_params p) {
   const uint32_t arena = shared_base();
   tile t;
   t.clear();
-  stream_tiles<Extras, Dim>(p, a, t, arena, warp, lane);
+  stream_tiles<Extras, Dim, stage_bytes(Dim)>(p, p, a, t, arena, warp, lane, queries_to_stage<Dim>{},
+                                              all_slots{});
   block_barrier();  // all stages are free
   finish_block<Dim>(p, a, t, arena, warp, lane);
 }

@@ -5,7 +5,9 @@
 #include "append.cuh"
 #include "decode_family.hpp"
 #include "dims.hpp"
+#include "formats.hpp"
 #include "merge.cuh"
+#include "packed_family.hpp"
 #include "start.cuh"
 
 namespace kvcache::detail::gpu {
@@ -20,6 +22,15 @@ int32_t launch_decode(const decode_choice& c, const decode_params& p, const laun
     return c.type == KVC_F16
                ? decode_family<half_kind::f16, Dim>::launch(c.wide, c.extras, p, shape, stream)
                : decode_family<half_kind::bf16, Dim>::launch(c.wide, c.extras, p, shape, stream);
+  });
+}
+int32_t launch_packed(const packed_choice& c, const packed_params& p, const launch_shape& shape,
+                      kvc_stream stream) noexcept {
+  constexpr auto none = static_cast<int32_t>(cudaErrorInvalidDeviceFunction);
+  return with_dim(c.dim, none, [&]<int Dim>() {
+    return with_format(c.k, c.v, none, [&]<packed_code K, packed_code V>() {
+      return packed_family<K, V, Dim>::launch(c.wide, c.extras, p, shape, stream);
+    });
   });
 }
 int32_t launch_merge(const merge_params& p, const launch_shape& shape, kvc_stream stream) noexcept {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kvcache/kvcache.h"
+#include "packed_params.hpp"
 #include "params.hpp"
 
 namespace kvcache::detail::gpu {
@@ -17,10 +18,19 @@ struct decode_choice {
   bool extras;  ///< soft cap, positions of keys, score output, scales that are not above 0
 };
 
+/// Which decode kernel over codes: their formats as KVC_E4M3, KVC_U8, KVC_U4.
+struct packed_choice {
+  int32_t k, v;
+  int32_t dim;
+  bool wide, extras;
+};
+
 /// Whether this build has decode kernels for a head dim.
 bool has_dim(int32_t dim) noexcept;
 
 int32_t launch_decode(const decode_choice& choice, const decode_params& p, const launch_shape& shape,
+                      kvc_stream stream) noexcept;
+int32_t launch_packed(const packed_choice& choice, const packed_params& p, const launch_shape& shape,
                       kvc_stream stream) noexcept;
 int32_t launch_merge(const merge_params& p, const launch_shape& shape, kvc_stream stream) noexcept;
 int32_t launch_append(const append_params& p, const launch_shape& shape, kvc_stream stream) noexcept;

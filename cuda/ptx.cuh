@@ -199,6 +199,17 @@ KVCACHE_DEVICE float widen(uint16_t v) {
   return d;
 }
 
+/// Products of two pairs of f16, each rounded.
+KVCACHE_DEVICE uint32_t mul2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+/// Bytes of b:a (a holds numbers 0 to 3) by number, the lowest nibble of `which` names the lowest byte.
+KVCACHE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+  return __byte_perm(a, b, which);
+}
+
 KVCACHE_DEVICE void st_shared(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
@@ -215,6 +226,32 @@ KVCACHE_DEVICE uint32_t ld_shared_word(uint32_t from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
+KVCACHE_DEVICE void ld_shared2(uint32_t from, uint32_t& a, uint32_t& b) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
+KVCACHE_DEVICE uint16_t ld_shared16(uint32_t from) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  return v;
+}
+KVCACHE_DEVICE void st_shared16(uint32_t to, uint16_t v) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v) : "memory");
+}
+/// Two e4m3 codes, the low 16 bits of `codes`, as f16: exact.
+KVCACHE_DEVICE uint32_t convert2_e4m3(uint32_t codes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(static_cast<uint16_t>(codes)));
+  return d;
+#else
+  return codes;  // not there: see e4m3_by_hardware
+#endif
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+inline constexpr bool e4m3_by_hardware = true;
+#else
+inline constexpr bool e4m3_by_hardware = false;
+#endif
 
 #else  // the twins
 
@@ -431,6 +468,21 @@ KVCACHE_DEVICE void sin_cos_pi(float x, float& s, float& c) {
   c = static_cast<float>(std::cos(pi * double{x}));
 }
 
+KVCACHE_DEVICE uint32_t mul2(uint32_t a, uint32_t b) {
+  constexpr auto kind = half_kind::f16;
+  return pack2<kind>(half_of<kind>(&a, 0) * half_of<kind>(&b, 0),
+                     half_of<kind>(&a, 1) * half_of<kind>(&b, 1));
+}
+KVCACHE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+  const uint64_t all = uint64_t{b} << 32 | a;
+  uint32_t d = 0;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t number = which >> (4 * i) & 7u;
+    d |= static_cast<uint32_t>(all >> (8 * number) & 0xffu) << (8 * i);
+  }
+  return d;
+}
+
 KVCACHE_DEVICE void st_shared(uint32_t to, float v) {
   std::memcpy(simt::shared_access(to, 4), &v, 4);
 }
@@ -447,6 +499,25 @@ KVCACHE_DEVICE uint32_t ld_shared_word(uint32_t from) {
   std::memcpy(&v, simt::shared_access(from, 4), 4);
   return v;
 }
+KVCACHE_DEVICE void ld_shared2(uint32_t from, uint32_t& a, uint32_t& b) {
+  uint32_t v[2];
+  std::memcpy(v, simt::shared_access(from, 8), 8);
+  a = v[0];
+  b = v[1];
+}
+KVCACHE_DEVICE uint16_t ld_shared16(uint32_t from) {
+  uint16_t v;
+  std::memcpy(&v, simt::shared_access(from, 2), 2);
+  return v;
+}
+KVCACHE_DEVICE void st_shared16(uint32_t to, uint16_t v) {
+  std::memcpy(simt::shared_access(to, 2), &v, 2);
+}
+KVCACHE_DEVICE uint32_t convert2_e4m3(uint32_t codes) {
+  const auto value = [&](int shift) { return to_float(f8_e4m3{static_cast<uint8_t>(codes >> shift)}); };
+  return pack2<half_kind::f16>(value(0), value(8));
+}
+inline constexpr bool e4m3_by_hardware = true;
 
 #endif
 

@@ -24,7 +24,7 @@ KVCACHE_DEVICE float soft_capped(float y, float cap_log2) {
   return cap_log2 * (y < 0 ? -t : t);
 }
 
-/// `Sums` sums of weighted numbers per query row are kept beside the accumulators.
+/// `Sums` sums of a lane's weighted numbers per query row are kept beside the accumulators.
 template <bool Wide, int ScoreTiles, int OutTiles, int LiftAbove, int Sums = 0>
 struct online_softmax {
   static constexpr int rows = Wide ? wide_rows : narrow_rows;
@@ -78,20 +78,15 @@ struct online_softmax {
     }
   }
 
-  /// The sums over the lanes that share query rows.
+  /// The sum over the lanes that share query rows.
+  static KVCACHE_DEVICE float over_lanes(float v) {
+    KVCACHE_UNROLL
+    for (uint32_t x = first_lane_bit; x <= last_lane_bit; x *= 2) v += shuffle_xor(v, x);
+    return v;
+  }
   KVCACHE_DEVICE void add_lanes() {
     KVCACHE_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      KVCACHE_UNROLL
-      for (uint32_t x = first_lane_bit; x <= last_lane_bit; x *= 2) sum[r] += shuffle_xor(sum[r], x);
-      KVCACHE_UNROLL
-      for (int j = 0; j < Sums; ++j) {
-        KVCACHE_UNROLL
-        for (uint32_t x = first_lane_bit; x <= last_lane_bit; x *= 2) {
-          more[r][j] += shuffle_xor(more[r][j], x);
-        }
-      }
-    }
+    for (int r = 0; r < 2; ++r) sum[r] = over_lanes(sum[r]);
   }
 
  protected:

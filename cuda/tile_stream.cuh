@@ -45,8 +45,10 @@ struct tile_stream {
   uint32_t lane, to_offset;
   bool regular;  ///< 16 neighbouring tokens lie in one block, and strides fit 32 bits
 
-  KVCACHE_DEVICE void start(const decode_params& p, int64_t sequence, int32_t head, int32_t len,
-                            int32_t last_tile, uint32_t lane_) {
+  /// `p` has planes and a table: decode_params, or an exact_space of packed_params.hpp.
+  template <class Space>
+  KVCACHE_DEVICE void start(const Space& p, int64_t sequence, int32_t head, int32_t len, int32_t last_tile,
+                            uint32_t lane_) {
     lane = lane_;
     table = p.table + sequence * p.table_stride;
     block_shift = p.block_shift;

@@ -25,7 +25,8 @@ template <int Dim, bool Wide, int Tokens>
 using warp_softmax =
     online_softmax<Wide, Wide ? Tokens / 8 : Tokens / 16, Wide ? Dim / 8 : Dim / 16, lift_above>;
 
-template <half_kind Kind, int Dim, bool Wide, int Tokens = tile_tokens(Dim)>
+/// With Mixed the planes may hold bf16 while Kind is f16.
+template <half_kind Kind, int Dim, bool Wide, int Tokens = tile_tokens(Dim), bool Mixed = false>
 struct warp_tile : warp_softmax<Dim, Wide, Tokens> {
   using base = warp_softmax<Dim, Wide, Tokens>;
   using base::out;
@@ -41,6 +42,7 @@ struct warp_tile : warp_softmax<Dim, Wide, Tokens> {
 
   uint32_t q[steps][q_words];
   uint32_t k_offset, v_offset;  ///< of this lane's row in ldmatrix
+  bool planes_bf16 = false;     ///< with Mixed
 
   /// Token of element i of score tile n, for the lane.
   static KVCACHE_DEVICE uint32_t token_of(int n, int i, uint32_t lane) {
@@ -82,6 +84,7 @@ struct warp_tile : warp_softmax<Dim, Wide, Tokens> {
       for (int h = 0; h < halves; ++h) {
         uint32_t k[4];
         ldmatrix4(k, at + h * 16 * staged_row(Dim));
+        convert(k);
         if constexpr (Wide) {
           mma<Kind>(score[2 * h], q[step], k[0], k[1]);
           mma<Kind>(score[2 * h + 1], q[step], k[2], k[3]);
@@ -115,12 +118,25 @@ struct warp_tile : warp_softmax<Dim, Wide, Tokens> {
       for (int h = 0; h < halves; ++h) {
         uint32_t v[4];
         ldmatrix4_transposed(v, at + h * 16 * staged_row(Dim));
+        convert(v);
         if constexpr (Wide) {
           mma<Kind>(out[2 * c], w[h], v[0], v[1]);
           mma<Kind>(out[2 * c + 1], w[h], v[2], v[3]);
         } else {
           mma<Kind>(out[c], v, w[h][0], w[h][1]);
         }
+      }
+    }
+  }
+
+ private:
+  KVCACHE_DEVICE void convert(uint32_t (&pairs)[4]) const {
+    if constexpr (Mixed) {
+      if (!planes_bf16) return;
+      KVCACHE_UNROLL
+      for (uint32_t& x : pairs) {
+        x = pack2<Kind>(widen<half_kind::bf16>(static_cast<uint16_t>(x)),
+                        widen<half_kind::bf16>(static_cast<uint16_t>(x >> 16)));
       }
     }
   }

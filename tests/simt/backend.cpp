@@ -3,8 +3,10 @@
 
 #include "append.cuh"
 #include "dims.hpp"
+#include "formats.hpp"
 #include "launch.hpp"
 #include "merge.cuh"
+#include "packed_family.hpp"
 #include "simt/family.hpp"
 
 namespace kvcache::simt {
@@ -25,6 +27,14 @@ int32_t launch_decode(const decode_choice& c, const decode_params& p, const laun
     return c.type == KVC_F16
                ? decode_family<half_kind::f16, Dim>::launch(c.wide, c.extras, p, shape, stream)
                : decode_family<half_kind::bf16, Dim>::launch(c.wide, c.extras, p, shape, stream);
+  });
+}
+int32_t launch_packed(const packed_choice& c, const packed_params& p, const launch_shape& shape,
+                      kvc_stream stream) noexcept {
+  return with_dim(c.dim, 98, [&]<int Dim>() {
+    return with_format(c.k, c.v, 98, [&]<packed_code K, packed_code V>() {
+      return packed_family<K, V, Dim>::launch(c.wide, c.extras, p, shape, stream);
+    });
   });
 }
 int32_t launch_merge(const merge_params& p, const launch_shape& shape, kvc_stream) noexcept {

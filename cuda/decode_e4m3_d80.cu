@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode kernels for e4m3 blocks with 80 channels per head.
+#include "packed_family.cuh"
+
+namespace kvcache::detail::gpu {
+template struct packed_family<packed_code::e4m3, packed_code::e4m3, 80>;
+}  // namespace kvcache::detail::gpu

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode kernels for K8V4 blocks with 256 channels per head.
+#include "packed_family.cuh"
+
+namespace kvcache::detail::gpu {
+template struct packed_family<packed_code::u8, packed_code::u4, 256>;
+}  // namespace kvcache::detail::gpu
