@@ -56,9 +56,11 @@ KVCACHE_BOTH constexpr int32_t prefill_stages(int32_t dim) {
 KVCACHE_BOTH constexpr int32_t prefill_stage_bytes(int32_t dim) {
   return prefill_tokens * staged_row(dim);
 }
-/// Shared memory of a prefill block: the query rows and the stages, 96 KiB at most.
+inline constexpr int32_t prefill_note_bytes = 64;  ///< what a warp keeps of its place
+/// Shared memory of a prefill block: the query rows, the stages and the notes, less than 97 KiB.
 KVCACHE_BOTH constexpr int32_t prefill_shared_bytes(int32_t dim) {
-  return prefill_rows(dim) * staged_row(dim) + prefill_stages(dim) * prefill_stage_bytes(dim);
+  return prefill_rows(dim) * staged_row(dim) + prefill_stages(dim) * prefill_stage_bytes(dim) +
+         warps_of_block * prefill_note_bytes;
 }
 
 /// Rows of queries, keys, values or results.
@@ -145,17 +147,7 @@ struct rope_params {
   uint64_t step[most_pairs];
 };
 
-struct append_params {
-  row_array k, v;
-  plane_view to_k, to_v;
-  int32_t to_k_type, to_v_type;
-  const int64_t* slot;
-  int64_t slot_stride, slot_head_stride;
-  int64_t slots;  ///< slot ids are in [0, slots)
-  const int32_t* pos;
-  int32_t rows, kv_heads, dim_k, dim_v, block_shift;
-  rope_params rope;
-};
+struct append_params;  // append_params.hpp
 
 struct rope_rows_params {
   row_array in, out;
