@@ -250,8 +250,7 @@ TEST_CASE("append, rope and merge name the field they object to") {
   rope.dims = 64;
   rope.theta = 1e4;
   refuses(KVC_BAD_ARGUMENT, KVC_FIELD_SLOT, [](kvc_append& a) { a.slot = nullptr; });
-  refuses(KVC_UNSUPPORTED, KVC_FIELD_OPEN_SLOT, [](kvc_append& a) { a.open_slot = a.slot; });
-  refuses(KVC_UNSUPPORTED, KVC_FIELD_EXEMPT_SLOT, [](kvc_append& a) { a.exempt_slot = a.slot; });
+  refuses(KVC_BAD_ARGUMENT, KVC_FIELD_OPEN_SLOT, [](kvc_append& a) { a.open_slot = a.slot; });
   refuses(KVC_BAD_ARGUMENT, KVC_FIELD_APPEND, [](kvc_append& a) { a.rows = -1; });
   refuses(KVC_BAD_ARGUMENT, KVC_FIELD_DIM_V, [](kvc_append& a) { a.v.dim = 32; });
   refuses(KVC_BAD_ARGUMENT, KVC_FIELD_POS, [](kvc_append& a) { a.rope = &rope; });
