@@ -20,12 +20,45 @@ constexpr int64_t most_blocks = (int64_t{1} << 31) - 1;
 constexpr uint32_t features_here = KVC_USE_WINDOW | KVC_USE_SOFT_CAP | KVC_USE_SINK | KVC_USE_LSE |
                                    KVC_USE_K_POS | KVC_USE_KEY_SCORE | KVC_USE_FIXED_SPLITS;
 
-int64_t row_tiles_of(const kvc_plan& p) noexcept {
-  const int64_t packed = int64_t{p.max_q} * (p.q_heads / p.kv_heads);
-  return (packed + p.row_block - 1) / p.row_block;
+/// Query rows up to which a sequence is decode's even where the plan has the prefill kernel for longer ones:
+/// one tile of decode. It depends on the geometry alone, so that the batch does not choose the kernel.
+int32_t few_rows(const kvc_plan& p) noexcept {
+  return std::max(wide_rows / (p.q_heads / p.kv_heads), 1);
 }
+bool with_prefill(const kvc_plan& p) noexcept {
+  return p.row_block == prefill_rows(p.dim_k);
+}
+/// Query rows of the sequences that decode takes, and packed rows of its tiles.
+int32_t decode_rows(const kvc_plan& p) noexcept {
+  return with_prefill(p) ? std::min(few_rows(p), p.max_q) : p.max_q;
+}
+int32_t decode_tile(const kvc_plan& p) noexcept {
+  if (!with_prefill(p)) return p.row_block;
+  return has_wide(p.dim_k) ? wide_rows : narrow_rows;
+}
+int64_t tiles_of(const kvc_plan& p, int64_t rows, int64_t of_tile) noexcept {
+  return (rows * (p.q_heads / p.kv_heads) + of_tile - 1) / of_tile;
+}
+int64_t row_tiles_of(const kvc_plan& p) noexcept {
+  return tiles_of(p, decode_rows(p), decode_tile(p));
+}
+int64_t prefill_blocks(const kvc_plan& p, int64_t n) noexcept {
+  return n * p.kv_heads * tiles_of(p, p.max_q, prefill_rows(p.dim_k));
+}
+
+/// Prefill where its blocks fill half the device; fewer are better cut along the keys, by decode. With fixed
+/// splits neither batch nor bounds may choose: rows on M, and prefill wherever a sequence may be long enough.
+int32_t row_block_of(const kvc_plan& p, bool packed) noexcept {
+  const bool fixed = p.head_block != 0;
+  if (!packed && p.max_q > few_rows(p) && (fixed || 2 * prefill_blocks(p, p.n) >= p.width)) {
+    return prefill_rows(p.dim_k);
+  }
+  const bool wide = fixed || int64_t{p.max_q} * (p.q_heads / p.kv_heads) > narrow_rows;
+  return wide && has_wide(p.dim_k) ? wide_rows : narrow_rows;
+}
+
 int64_t partial_rows(const kvc_plan& p) noexcept {
-  return int64_t{p.n} * p.max_q * p.q_heads;
+  return int64_t{p.n} * decode_rows(p) * p.q_heads;
 }
 int64_t partial_bytes_o(const kvc_plan& p) noexcept {
   return (partial_rows(p) * p.splits * p.dim_v * 4 + 255) / 256 * 256;
@@ -96,10 +129,11 @@ kvc_status check_sizes(const kvc_plan& p, int64_t row_tiles, int64_t splits, kvc
 kvc_status check_plan_made(const kvc_plan* plan, const kvc_kv& kv, kvc_error* error) noexcept {
   KVC_TRY(check_struct(plan, KVC_FIELD_PLAN, error));
   if (plan->target != KVC_TARGET_CUDA) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_TARGET, plan->target);
-  const bool made = plan->splits >= 1 && (plan->row_block == narrow_rows || plan->row_block == wide_rows) &&
-                    plan->n >= 0 && plan->max_q >= 1 && plan->max_kv >= 0 && plan->kv_heads >= 1 &&
-                    plan->q_heads >= 1 && plan->head_block >= 0 &&
-                    (plan->row_block == narrow_rows || has_wide(plan->dim_k));
+  const bool rows =
+      plan->row_block == narrow_rows || plan->row_block == wide_rows || (with_prefill(*plan) && !packs(kv));
+  const bool made = plan->splits >= 1 && rows && plan->n >= 0 && plan->max_q >= 1 && plan->max_kv >= 0 &&
+                    plan->kv_heads >= 1 && plan->q_heads >= 1 && plan->head_block >= 0 &&
+                    (plan->row_block != wide_rows || has_wide(plan->dim_k));
   if (!made) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_PLAN);
   if (plan->kv_heads != kv.kv_heads) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_KV_HEADS, kv.kv_heads);
   if (plan->dim_k != kv.dim_k) return fail(error, KVC_BAD_ARGUMENT, KVC_FIELD_DIM_K, kv.dim_k);
@@ -191,7 +225,8 @@ decode_params inputs_of(const kvc_plan& plan, const kvc_kv& kv, const kvc_batch&
   p.regular = kv.block >= 16 && narrow_strides(kv.k) && narrow_strides(kv.v) ? 1 : 0;
   p.row_tiles = static_cast<int32_t>(row_tiles_of(plan));
   p.splits = plan.splits;
-  p.partial_rows = plan.max_q;
+  p.few_rows = with_prefill(plan) ? few_rows(plan) : 0;
+  p.partial_rows = decode_rows(plan);
   p.split_keys = plan.head_block;
   return p;
 }
@@ -205,6 +240,18 @@ void add_results(decode_params& p, const kvc_out& out) noexcept {
   p.key_score_head_stride = out.key_score_head_stride;
 }
 
+/// The sequences that prefill takes.
+int32_t start_prefill(const kvc_plan& plan, decode_params p, const decode_choice& choice,
+                      kvc_stream stream) noexcept {
+  if (p.few_rows == 0 || p.q_start == nullptr) return 0;
+  p.row_tiles = static_cast<int32_t>(tiles_of(plan, plan.max_q, plan.row_block));
+  p.splits = 1;
+  return launch_prefill(choice, p,
+                        {static_cast<uint32_t>(prefill_blocks(plan, p.n)), threads_of_block,
+                         static_cast<uint32_t>(prefill_shared_bytes(plan.dim_k))},
+                        stream);
+}
+
 merge_params join_splits(const kvc_plan& plan, const decode_params& d) noexcept {
   merge_params m{};
   m.part[0].o = reinterpret_cast<const char*>(d.partial.o);
@@ -216,8 +263,9 @@ merge_params join_splits(const kvc_plan& plan, const decode_params& d) noexcept 
   m.lse_row_stride = d.lse_row_stride;
   m.sink_logit = d.sink_logit;
   m.q_start = d.q_start;
-  m.max_q = plan.max_q;
-  m.rows = d.n * plan.max_q;
+  m.max_q = d.partial_rows;
+  m.only_short = d.few_rows > 0 ? 1 : 0;
+  m.rows = d.n * d.partial_rows;
   m.heads = plan.q_heads;
   m.dim = plan.dim_v;
   return m;
@@ -245,9 +293,8 @@ kvc_status kvc_cuda_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error
   p.n = in->n;
   p.max_q = in->max_q;
   p.max_kv = in->max_kv;
-  const int64_t packed = int64_t{in->max_q} * (in->q_heads / kv.kv_heads);
-  p.row_block = packed <= narrow_rows || !has_wide(kv.dim_k) ? narrow_rows : wide_rows;
   p.head_block = (in->features & KVC_USE_FIXED_SPLITS) != 0 ? fixed_split_keys : 0;
+  p.row_block = row_block_of(p, packs(kv));
   const int64_t tiles = row_tiles_of(p), splits = splits_wanted(p, tiles);
   KVC_TRY(check_sizes(p, tiles, splits, error));
   p.splits = static_cast<int32_t>(splits);
@@ -286,7 +333,8 @@ kvc_status kvc_cuda_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_bat
     code = start_packed(*plan, packed_of(p, *kv, *batch), *kv, extras, blocks, stream);
   } else {
     const auto shared = static_cast<uint32_t>(decode_shared_bytes(kv->dim_k));
-    const decode_choice choice{kv->k.type, kv->dim_k, is_wide(*plan), extras};
+    const decode_choice choice{kv->k.type, kv->dim_k, decode_tile(*plan) == wide_rows, extras};
+    KVC_TRY(launched(start_prefill(*plan, p, choice, stream), error));
     code = launch_decode(choice, p, {blocks, threads_of_block, shared}, stream);
   }
   KVC_TRY(launched(code, error));

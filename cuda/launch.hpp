@@ -30,6 +30,9 @@ bool has_dim(int32_t dim) noexcept;
 
 int32_t launch_decode(const decode_choice& choice, const decode_params& p, const launch_shape& shape,
                       kvc_stream stream) noexcept;
+/// The sequences of more than p.few_rows rows; `wide` says nothing.
+int32_t launch_prefill(const decode_choice& choice, const decode_params& p, const launch_shape& shape,
+                       kvc_stream stream) noexcept;
 int32_t launch_packed(const packed_choice& choice, const packed_params& p, const launch_shape& shape,
                       kvc_stream stream) noexcept;
 int32_t launch_merge(const merge_params& p, const launch_shape& shape, kvc_stream stream) noexcept;

@@ -7,6 +7,7 @@
 #include "launch.hpp"
 #include "merge.cuh"
 #include "packed_family.hpp"
+#include "prefill_family.hpp"
 #include "simt/family.hpp"
 
 namespace kvcache::simt {
@@ -29,6 +30,13 @@ int32_t launch_decode(const decode_choice& c, const decode_params& p, const laun
                : decode_family<half_kind::bf16, Dim>::launch(c.wide, c.extras, p, shape, stream);
   });
 }
+int32_t launch_prefill(const decode_choice& c, const decode_params& p, const launch_shape& shape,
+                       kvc_stream stream) noexcept {
+  return with_dim(c.dim, 98, [&]<int Dim>() {
+    return c.type == KVC_F16 ? prefill_family<half_kind::f16, Dim>::launch(c.extras, p, shape, stream)
+                             : prefill_family<half_kind::bf16, Dim>::launch(c.extras, p, shape, stream);
+  });
+}
 int32_t launch_packed(const packed_choice& c, const packed_params& p, const launch_shape& shape,
                       kvc_stream stream) noexcept {
   return with_dim(c.dim, 98, [&]<int Dim>() {
@@ -41,7 +49,7 @@ int32_t launch_merge(const merge_params& p, const launch_shape& shape, kvc_strea
   return start(&merge, p, shape);
 }
 int32_t launch_append(const append_params& p, const launch_shape& shape, kvc_stream) noexcept {
-  return start(&append_rows, p, shape);
+  return start(stores_codes(p) ? &append_codes : &append_rows, p, shape);
 }
 int32_t launch_rotate(const rope_rows_params& p, const launch_shape& shape, kvc_stream) noexcept {
   return start(&rotate_rows, p, shape);
