@@ -90,7 +90,9 @@ KVCACHE_DEVICE void put_codes(const appended_row& x, const coded_plane& to, cons
   for (int32_t w = x.lane; w < f.words(); w += 32) store_word(row + w * 4, code_word(f, w, code));
 }
 
-KVCACHE_KERNEL(threads_of_block) append_rows(KVCACHE_CONSTANT append_params p) {
+/// All heads of one row.
+template <bool Codes>
+KVCACHE_DEVICE void append_row(const append_params& p) {
   const int64_t row = block_index();
   const auto warp = static_cast<int32_t>(thread_index() / 32);
   appended_row x;
@@ -122,13 +124,23 @@ KVCACHE_KERNEL(threads_of_block) append_rows(KVCACHE_CONSTANT append_params p) {
       const append_target& to = p.to[t];
       put(x, values ? to.v : to.k, values ? to.v_type : to.k_type, x.slot[t], to.shift);
     }
-    const coded_plane& codes = values ? p.codes_v : p.codes_k;
-    if (codes.data != nullptr && x.slot[0] >= 0) {
-      put_codes(x, codes, form_of(codes, !values, p.block, x.dim), values ? p.open_v_type : p.open_k_type,
-                x.slot[0], p.to[0].shift);
+    if constexpr (Codes) {
+      const coded_plane& to = values ? p.codes_v : p.codes_k;
+      if (to.data != nullptr && x.slot[0] >= 0) {
+        put_codes(x, to, form_of(to, !values, p.block, x.dim), values ? p.open_v_type : p.open_k_type,
+                  x.slot[0], p.to[0].shift);
+      }
     }
     warp_barrier();  // the row is free
   }
+}
+
+KVCACHE_KERNEL(threads_of_block) append_rows(KVCACHE_CONSTANT append_params p) {
+  append_row<false>(p);
+}
+/// The same where K or V of sealed blocks are codes that take rows.
+KVCACHE_KERNEL(threads_of_block) append_codes(KVCACHE_CONSTANT append_params p) {
+  append_row<true>(p);
 }
 
 KVCACHE_KERNEL(threads_of_block) rotate_rows(const rope_rows_params p) {

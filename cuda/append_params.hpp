@@ -28,6 +28,11 @@ struct append_params {
   rope_params rope;
 };
 
+/// Whether any row becomes codes.
+inline bool stores_codes(const append_params& p) noexcept {
+  return p.to[0].slot != nullptr && (p.codes_k.data != nullptr || p.codes_v.data != nullptr);
+}
+
 /// Shared memory of a warp: a row of floats, and the levels of its groups.
 inline constexpr int32_t widest_head = 256, append_levels_bytes = widest_head / 8 * 4;
 inline constexpr int32_t append_warp_bytes = widest_head * 4 + append_levels_bytes;
