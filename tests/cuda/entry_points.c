@@ -14,7 +14,7 @@ int kvc_test_entry_points_in_c(kvc_status* statuses, int most) {
   memset(&in, 0, sizeof in);
   memset(&plan, 0, sizeof plan);
   memset(&kv, 0, sizeof kv);
-  if (most < 3) return 0;
+  if (most < 4) return 0;
   statuses[n++] = kvc_cuda_plan(&in, &plan, &error); /* no struct_size */
   kv.struct_size = (uint32_t)sizeof kv;
   kv.kv_heads = 1;
@@ -33,5 +33,6 @@ int kvc_test_entry_points_in_c(kvc_status* statuses, int most) {
   plan.struct_size = (uint32_t)sizeof plan;
   statuses[n++] = kvc_cuda_plan(&in, &plan, &error);
   statuses[n++] = kvc_cuda_append(&kv, NULL, stream, &error); /* no memory behind the planes */
+  statuses[n++] = kvc_cuda_unpack(&kv, NULL, 0, 0, NULL, 0, NULL, 0, stream, &error); /* nor here */
   return n;
 }

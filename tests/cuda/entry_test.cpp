@@ -39,6 +39,32 @@ kvc_kv layer() {
   return kv;
 }
 
+/// A layer of int8 keys and int4 values with a scale per token, and its open blocks.
+kvc_kv packed_layer() {
+  kvc_kv kv = layer();
+  kv.block = 32;
+  kv.open_blocks = 8;
+  kv.open_k = kv.k;
+  kv.open_k.head_stride = 8192;
+  kv.open_k.block_stride = 65536;
+  kv.open_v = kv.open_k;
+  for (kvc_plane* p : {&kv.k, &kv.v}) {
+    const bool keys = p == &kv.k;
+    p->type = keys ? KVC_U8 : KVC_U4;
+    p->scale_kind = KVC_SCALE_TOKEN;
+    p->scale_group = 128;
+    p->dim_stride = keys ? 32 : 0;
+    p->token_stride = keys ? 0 : 64;
+    p->head_stride = 4096;
+    p->block_stride = 32768;
+    p->scale = far_away(keys ? 3000 : 4000);
+    p->zero = far_away(keys ? 5000 : 6000);
+    p->scale_head_stride = 64;
+    p->scale_block_stride = 512;
+  }
+  return kv;
+}
+
 }  // namespace
 
 TEST_CASE("a plan needs no driver and says what it cannot do") {
@@ -87,6 +113,15 @@ TEST_CASE("without a driver every entry point answers with a status") {
   CHECK(is_device_error(gpu_rope(rope, q, 4, pos, far_away(12), nullptr)));
   const kvc_out parts[2] = {out, out};
   CHECK(is_device_error(gpu_merge(parts, 4, out, nullptr)));
+  const kvc_kv packed = packed_layer();
+  const kvc_command seal{KVC_OP_SEAL, 0, 0, 32, 1, 2, 0}, copy{KVC_OP_COPY, 0, 0, 32, 1, 2, 0};
+  CHECK(is_device_error(gpu_run({&packed, 1}, {&seal, 1}, nullptr)));
+  CHECK(is_device_error(gpu_run({&packed, 1}, {&copy, 1}, nullptr)));
+  CHECK(is_device_error(gpu_run({&kv, 1}, {&copy, 0}, nullptr)) == false);
+  CHECK(is_device_error(gpu_append(
+      packed, rows, rows, {.slots = static_cast<const int64_t*>(far_away(11)), .rows = 4}, nullptr)));
+  CHECK(is_device_error(gpu_unpack(packed, static_cast<const int32_t*>(far_away(5)), 2, 0,
+                                   {.k = static_cast<float*>(far_away(12)), .k_stride = 4096}, nullptr)));
   // A caller's mistake is found first.
   kvc_batch bad = batch;
   bad.kv_len = nullptr;
@@ -97,10 +132,11 @@ TEST_CASE("without a driver every entry point answers with a status") {
 TEST_CASE("programs in C and without exceptions link the same library") {
   kvc_status in_c[8] = {};
   const int n = kvc_test_entry_points_in_c(in_c, 8);
-  REQUIRE(n == 3);
+  REQUIRE(n == 4);
   CHECK(in_c[0] == KVC_ABI);
   CHECK(in_c[1] == KVC_OK);
   CHECK(in_c[2] == KVC_BAD_ARGUMENT);
+  CHECK(in_c[3] == KVC_BAD_ARGUMENT);
   CHECK(plan_without_exceptions() == KVC_OK);
 }
 

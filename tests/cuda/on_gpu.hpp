@@ -14,3 +14,4 @@ kvc_status waited(kvc_status status);
 #define kvc_cuda_merge(...) kvcache::simt::waited(kvc_cuda_merge(__VA_ARGS__))
 #define kvc_cuda_rope(...) kvcache::simt::waited(kvc_cuda_rope(__VA_ARGS__))
 #define kvc_cuda_run(...) kvcache::simt::waited(kvc_cuda_run(__VA_ARGS__))
+#define kvc_cuda_unpack(...) kvcache::simt::waited(kvc_cuda_unpack(__VA_ARGS__))

@@ -12,6 +12,8 @@
 // skipped.
 //
 // Planes are row-major (KVC_K_ROW_MAJOR) f16 or bf16, K and V alike, data and strides multiples of 16 bytes.
+// Where append, run and unpack meet sealed planes of codes, their rows, and those of an exact side beside
+// them, need only begin at even addresses.
 // Thread safety: every call may run on any thread. Fails, besides what each call names: KVC_DEVICE with
 // kvc_error.native when CUDA refuses a launch, as it does without a driver. Libraries: kvcache::cuda.
 
@@ -44,9 +46,13 @@ enum { KVC_USE_FIXED_SPLITS = 512 };
 /// `workspace_bytes` for partial results.
 KVC_API kvc_status kvc_cuda_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error);
 
-/// Stores rows of K and V, rounded to the planes' types, K rotated before if asked. With a rope table the
-/// bits are those of kvc_cpu_append; without one angles are exact and their sine and cosine good to two units
-/// in the last place.
+/// Stores rows of K and V at slots of the sealed, open and exempt spaces, rounded to the planes' types, K
+/// rotated by position before if asked, then K and V by kv->hadamard. With a rope table the bits are those of
+/// kvc_cpu_append; without one angles are exact and their sine and cosine good to two units in the last
+/// place. Unlike there, sealed planes of codes with KVC_SCALE_TOKEN take rows at `slot`: V of any code, K of
+/// 8 bits (below, neighbouring slots share bytes). The codes are those that an open block of these rows would
+/// be sealed to; a value beyond f16's range becomes its nearest end, a NaN 0. Fails also: KVC_UNSUPPORTED,
+/// field slot, for other planes of codes.
 KVC_API kvc_status kvc_cuda_append(const kvc_kv* kv, const kvc_append* append, kvc_stream stream,
                                    kvc_error* error);
 

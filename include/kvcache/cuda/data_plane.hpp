@@ -97,13 +97,16 @@ class gpu_attention {
 /// Where appended rows go and how they are rotated. All arrays lie on the device.
 struct gpu_append_options {
   const int64_t* slots = nullptr;  ///< [rows] block id * block + offset, -1 = skip; [rows][kv_heads] per head
-  int32_t rows = 0;                ///< new tokens
-  bool slots_per_head = false;     ///< each head writes elsewhere
-  const kvc_rope* rope = nullptr;  ///< rotates K before it is rounded and stored; its table on the device
+  const int64_t* open_slots = nullptr;    ///< the same for the open space, null = none
+  const int64_t* exempt_slots = nullptr;  ///< the same for the exempt space, null = none
+  int32_t rows = 0;                       ///< new tokens
+  bool slots_per_head = false;            ///< each head writes elsewhere
+  const kvc_rope* rope = nullptr;      ///< rotates K before it is rounded and stored; its table on the device
   const int32_t* positions = nullptr;  ///< [rows] text positions, needed with rope
 };
 
-/// Queues the storing of one K and one V row per slot. Fails with the field; then nothing was queued.
+/// Queues the storing of one K and one V row per slot. Sealed planes of codes with a scale per token take
+/// rows as codes: see kvc_cuda_append. Fails with the field; then nothing was queued.
 inline status gpu_append(const kvc_kv& kv, const kvc_rows& k, const kvc_rows& v,
                          const gpu_append_options& options, kvc_stream stream) noexcept {
   kvc_append a{};
@@ -112,6 +115,8 @@ inline status gpu_append(const kvc_kv& kv, const kvc_rows& k, const kvc_rows& v,
   a.k = k;
   a.v = v;
   a.slot = options.slots;
+  a.open_slot = options.open_slots;
+  a.exempt_slot = options.exempt_slots;
   a.slot_head_stride = options.slots_per_head ? 1 : 0;
   a.pos = options.positions;
   a.rope = options.rope;
