@@ -138,6 +138,7 @@ KVCACHE_DEVICE void stream_packed(const packed_params& p, const decode_place& a,
   t.start(queries, lane);
   located next = stream.locate(tile + warps_of_block, second_id);
   stream.copy_keys(next, stage_c);
+  const auto hot_first = static_cast<int32_t>(anew(static_cast<uint32_t>(a.hot_first)));
   for (; tile < a.last; tile += warps_of_block) {
     const bool full = stream.whole(now);
     cp_async_wait<2>();
@@ -145,7 +146,7 @@ KVCACHE_DEVICE void stream_packed(const packed_params& p, const decode_place& a,
     t.multiply_keys(stage_a);
     warp_barrier();
     stream.copy_values(next, stage_a);
-    if (Extras || !full || tile < a.hot_first || tile >= a.hot_last) {
+    if (Extras || !full || tile < hot_first || tile >= a.hot_last) {
       mask_tile<Extras>(p.at, a, t, tile, stream.present(now), position, lane, slots);
     }
     t.weigh(Extras ? 1.0f : p.at.scale_log2);

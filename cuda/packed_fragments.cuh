@@ -47,9 +47,7 @@ struct code_parts {
       low = at & 0x000f000fu;
       high = at & 0x00f000f0u;
     } else if constexpr (e4m3_by_hardware) {
-      const uint32_t sorted = pick_bytes(codes, 0, 0x3120);
-      low = convert2_e4m3(sorted);
-      high = convert2_e4m3(sorted >> 16);
+      convert4_e4m3(pick_bytes(codes, 0, 0x3120), low, high);
     } else {
       low = shifted_e4m3(codes << 8);
       high = shifted_e4m3(codes);

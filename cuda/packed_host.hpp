@@ -6,11 +6,11 @@
 
 namespace kvcache::detail::gpu {
 
-/// Codes, or scales, that are copied 16 bytes at a time.
+/// Codes, or scales, that are copied 16 bytes at a time; strides of 32 bits.
 inline kvc_status check_16(const void* data, std::initializer_list<int64_t> strides, int32_t field,
                            kvc_error* error) noexcept {
   for (const int64_t s : strides) {
-    if (s % 16 != 0) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_STRIDE, s);
+    if (s % 16 != 0 || s >= int64_t{1} << 32) return fail(error, KVC_UNSUPPORTED, KVC_FIELD_STRIDE, s);
   }
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 ? KVC_OK : fail(error, KVC_UNSUPPORTED, field);
 }
@@ -76,14 +76,15 @@ inline kvc_status check_packed_attend(const kvc_kv* kv, bool data, kvc_error* er
 }
 
 inline packed_plane codes_of(const kvc_plane& p, int64_t row_stride) noexcept {
+  const auto narrow = [](int64_t stride) noexcept { return static_cast<uint32_t>(stride); };
   return {static_cast<const char*>(p.data),
-          p.block_stride,
-          p.head_stride,
-          row_stride,
           static_cast<const char*>(p.scale),
           static_cast<const char*>(p.zero),
-          p.scale_block_stride,
-          p.scale_head_stride};
+          narrow(p.block_stride),
+          narrow(p.head_stride),
+          narrow(row_stride),
+          narrow(p.scale_block_stride),
+          narrow(p.scale_head_stride)};
 }
 
 inline bool narrow_strides(const kvc_plane& p) noexcept {
@@ -126,7 +127,7 @@ inline packed_params packed_of(const decode_params& at, const kvc_kv& kv, const 
   p.row_sealed = b.row_sealed;
   const int32_t group = kv.v.scale_group < kv.dim_v ? kv.v.scale_group : (kv.dim_v + 31) / 32 * 32;
   p.value_groups = (kv.dim_v + group - 1) / group;
-  p.group_pieces = group / 32;
+  for (int32_t d = 0; d < kv.dim_v; d += group) p.group_starts |= 1u << (d / 32);
   const float middle = kv.v.type == KVC_U4 ? -7.5f : -127.5f;
   p.value_zero = kv.v.zero != nullptr ? 1.0f : middle;
   p.hadamard = kv.hadamard;

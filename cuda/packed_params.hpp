@@ -78,10 +78,10 @@ KVCACHE_BOTH constexpr int32_t packed_shared_bytes(packed_code k, packed_code v,
 /// K or V of sealed blocks: rows of codes (a channel's of K, a slot's of V), and scales of a block and head.
 struct packed_plane {
   const char* data;
-  int64_t block_stride, head_stride, row_stride;
   const char* scale;
   const char* zero;  ///< minima; null where there are none
-  int64_t scale_block_stride, scale_head_stride;
+  uint32_t block_stride, head_stride, row_stride;
+  uint32_t scale_block_stride, scale_head_stride;
 };
 
 /// Blocks of values beside the sealed ones: the open space, or the exempt first slots.
@@ -104,7 +104,7 @@ struct packed_params {
   int32_t exempt_slots;       ///< leading slots read from the exempt space, if the sequence has a block there
   int32_t exact_bf16;         ///< open and exempt planes hold bf16, else f16
   int32_t value_groups;       ///< of a slot's channels
-  int32_t group_pieces;       ///< 32 channels each, of a group
+  uint32_t group_starts;      ///< bit i: a group begins with the i-th 32 channels
   float value_zero;           ///< factor of the sums of minima; without those, of the sums of scales
   int32_t hadamard;           ///< KVC_HADAMARD_*
 };

@@ -59,10 +59,10 @@ struct packed_tile : packed_shape<K, V, Dim, Wide>::softmax {
 
   /// Takes the query rows out of shared memory, in the order of K's channels.
   KVCACHE_DEVICE void start(uint32_t queries, uint32_t lane_) {
-    lane = lane_;
-    k_offset = (lane >> 3 & 1u) * (packed_units * 128) + (lane >> 4) * 128 +
-               (((lane & 7u) ^ ((lane >> 4) << 2)) << 4);
-    v_offset = stream::row_at(lane);
+    lane = anew(lane_);
+    k_offset = anew((lane >> 3 & 1u) * (packed_units * 128) + (lane >> 4) * 128 +
+                    (((lane & 7u) ^ ((lane >> 4) << 2)) << 4));
+    v_offset = anew(stream::row_at(lane));
     const uint32_t first = queries + staged_at<Dim>(lane / 4, lane / 2 % 2) + lane % 2 * 8;
     KVCACHE_UNROLL
     for (int step = 0; step < steps; ++step) {
@@ -99,7 +99,7 @@ struct packed_tile : packed_shape<K, V, Dim, Wide>::softmax {
     KVCACHE_UNROLL
     for (int n = 0; n < base::out_tiles; ++n) {
       const int piece = n / (2 * each);
-      if (V != packed_code::e4m3 && n % (2 * each) == 0 && piece % p.group_pieces == 0) {
+      if (V != packed_code::e4m3 && n % (2 * each) == 0 && (p.group_starts >> piece & 1u) != 0) {
         KVCACHE_UNROLL
         for (int r = 0; r < 2; ++r) zero[r] = base::over_lanes(more[r][piece]) * p.value_zero;
       }
@@ -115,10 +115,10 @@ struct packed_tile : packed_shape<K, V, Dim, Wide>::softmax {
 
   /// out += weights * values, more += weights * minima.
   KVCACHE_DEVICE void multiply_values(uint32_t stage, const packed_params& p) {
-    uint32_t w[parts_k][4];
+    uint32_t w[parts_k][4], group = 0;
     KVCACHE_UNROLL
     for (int piece = 0; piece < shape::pieces; ++piece) {
-      if (piece % p.group_pieces == 0) weigh_group(stage, p, piece, w);
+      if (piece == 0 || (p.group_starts >> piece & 1u) != 0) weigh_group(stage, p, piece, group++, w);
       KVCACHE_UNROLL
       for (int c = 0; c < 32 / chunk_channels; ++c) {
         const int chunk = piece * (32 / chunk_channels) + c;
@@ -194,30 +194,41 @@ struct packed_tile : packed_shape<K, V, Dim, Wide>::softmax {
     }
   }
 
-  /// Weights times the scales of a group of channels as fragments, and what the minima add.
-  KVCACHE_DEVICE void weigh_group(uint32_t stage, const packed_params& p, int piece,
-                                  uint32_t (&w)[parts_k][4]) {
-    const uint32_t group = static_cast<uint32_t>(piece / p.group_pieces);
-    const uint32_t pitch = static_cast<uint32_t>(p.value_groups) * 2;
-    const uint32_t scales = stage + stream::v_scales + group * 2, zeros = stage + stream::v_zeros + group * 2;
-    float weight[base::score_tiles][4];
+  /// Weights times a number per slot, f16 numbers `pitch` bytes apart.
+  KVCACHE_DEVICE void times_slots(float (&to)[base::score_tiles][4], uint32_t from, uint32_t pitch) const {
     KVCACHE_UNROLL
     for (int n = 0; n < base::score_tiles; ++n) {
       KVCACHE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        if (!Wide && (i & 1) != 0) continue;
-        const uint32_t at = token_of(n, i, lane) * pitch;
-        const float s = widen<half_kind::f16>(ld_shared16(scales + at));
-        float z = 0;
-        if (p.v.zero != nullptr) z = widen<half_kind::f16>(ld_shared16(zeros + at));
-        KVCACHE_UNROLL
-        for (int k = i; k < (Wide ? i + 1 : i + 2); ++k) {
-          weight[n][k] = score[n][k] * s;
-          if constexpr (V != packed_code::e4m3) {
-            float& all = more[base::state_of(k)][piece];
-            all = p.v.zero != nullptr ? fused(score[n][k], z, all) : all + weight[n][k];
-          }
-        }
+        if (!Wide && (i & 1) != 0) continue;  // two query rows of one slot
+        const float s = widen<half_kind::f16>(ld_shared16(from + token_of(n, i, lane) * pitch));
+        to[n][i] = score[n][i] * s;
+        if (!Wide) to[n][i + 1] = score[n][i + 1] * s;
+      }
+    }
+  }
+  KVCACHE_DEVICE void add_up(const float (&from)[base::score_tiles][4], int piece) {
+    KVCACHE_UNROLL
+    for (int n = 0; n < base::score_tiles; ++n) {
+      KVCACHE_UNROLL
+      for (int i = 0; i < 4; ++i) more[base::state_of(i)][piece] += from[n][i];
+    }
+  }
+
+  /// Weights times the scales of a group of channels as fragments, and what the minima add.
+  KVCACHE_DEVICE void weigh_group(uint32_t stage, const packed_params& p, int piece, uint32_t group,
+                                  uint32_t (&w)[parts_k][4]) {
+    const uint32_t pitch = static_cast<uint32_t>(p.value_groups) * 2;
+    const uint32_t scales = stage + stream::v_scales + group * 2, zeros = stage + stream::v_zeros + group * 2;
+    float weight[base::score_tiles][4];
+    times_slots(weight, scales, pitch);
+    if constexpr (V != packed_code::e4m3) {
+      if (p.v.zero != nullptr) {
+        float minima[base::score_tiles][4];
+        times_slots(minima, zeros, pitch);
+        add_up(minima, piece);
+      } else {
+        add_up(weight, piece);
       }
     }
     KVCACHE_UNROLL

@@ -62,10 +62,15 @@ KVCACHE_DEVICE void warp_barrier() {
   __syncwarp();
 }
 /// The same number, of which the compiler knows nothing: what follows from it is computed here and now, not
-/// kept in registers through a loop.
+/// kept in registers through a loop; and it is kept itself, not computed again.
 KVCACHE_DEVICE uint32_t anew(uint32_t v) {
   asm volatile("" : "+r"(v));
   return v;
+}
+template <class T>
+KVCACHE_DEVICE T* anew(T* p) {
+  asm volatile("" : "+l"(p));
+  return p;
 }
 KVCACHE_DEVICE float shuffle_xor(float v, uint32_t x) {
   return __shfl_xor_sync(~0u, v, x);
@@ -87,6 +92,15 @@ KVCACHE_DEVICE void cp_async16(uint32_t to, const void* from, bool real) {
 }
 KVCACHE_DEVICE void cp_async16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+/// The same where `wanted`; else nothing.
+KVCACHE_DEVICE void cp_async16_if(bool wanted, uint32_t to, const void* from, bool real) {
+  const uint32_t bytes = real ? 16 : 0;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16, %2;\n}" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
 }
 KVCACHE_DEVICE void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -142,6 +156,10 @@ KVCACHE_DEVICE float fast_log2(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+/// The larger of two numbers; a NaN is passed over.
+KVCACHE_DEVICE float larger(float a, float b) {
+  return fmaxf(a, b);
 }
 /// Products, sums and quotients that no compiler fuses.
 KVCACHE_DEVICE float mul_rn(float a, float b) {
@@ -210,6 +228,12 @@ KVCACHE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
   return __byte_perm(a, b, which);
 }
 
+/// A number in global memory that no kernel at work changes.
+KVCACHE_DEVICE int32_t ld_constant(const int32_t* from) {
+  int32_t v;
+  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(v) : "l"(from));
+  return v;
+}
 KVCACHE_DEVICE void st_shared(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
@@ -237,14 +261,14 @@ KVCACHE_DEVICE uint16_t ld_shared16(uint32_t from) {
 KVCACHE_DEVICE void st_shared16(uint32_t to, uint16_t v) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v) : "memory");
 }
-/// Two e4m3 codes, the low 16 bits of `codes`, as f16: exact.
-KVCACHE_DEVICE uint32_t convert2_e4m3(uint32_t codes) {
+/// Four e4m3 codes as f16, exactly: the lower two, and the upper two.
+KVCACHE_DEVICE void convert4_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  uint32_t d;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(static_cast<uint16_t>(codes)));
-  return d;
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(codes));
 #else
-  return codes;  // not there: see e4m3_by_hardware
+  low = high = codes;  // not there: see e4m3_by_hardware
 #endif
 }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -264,7 +288,8 @@ KVCACHE_DEVICE uint32_t block_index() {
 KVCACHE_DEVICE uint32_t shared_base() {
   return 0;
 }
-KVCACHE_DEVICE uint32_t anew(uint32_t v) {
+template <class T>
+T anew(T v) {
   return v;
 }
 KVCACHE_DEVICE void block_barrier() {
@@ -325,6 +350,9 @@ KVCACHE_DEVICE void cp_async16(uint32_t to, const void* from, bool real) {
 }
 KVCACHE_DEVICE void cp_async16(uint32_t to, const void* from) {
   simt::async_copy(to, from, 16);
+}
+KVCACHE_DEVICE void cp_async16_if(bool wanted, uint32_t to, const void* from, bool real) {
+  if (wanted) simt::async_copy(to, from, real ? 16 : 0);
 }
 KVCACHE_DEVICE void cp_async_commit() {
   simt::async_commit();
@@ -444,6 +472,9 @@ KVCACHE_DEVICE float fast_exp2(float x) {
 KVCACHE_DEVICE float fast_log2(float x) {
   return std::log2(x);
 }
+KVCACHE_DEVICE float larger(float a, float b) {
+  return std::fmax(a, b);
+}
 KVCACHE_DEVICE float mul_rn(float a, float b) {
   return a * b;
 }
@@ -483,6 +514,9 @@ KVCACHE_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
   return d;
 }
 
+KVCACHE_DEVICE int32_t ld_constant(const int32_t* from) {
+  return *from;
+}
 KVCACHE_DEVICE void st_shared(uint32_t to, float v) {
   std::memcpy(simt::shared_access(to, 4), &v, 4);
 }
@@ -513,9 +547,10 @@ KVCACHE_DEVICE uint16_t ld_shared16(uint32_t from) {
 KVCACHE_DEVICE void st_shared16(uint32_t to, uint16_t v) {
   std::memcpy(simt::shared_access(to, 2), &v, 2);
 }
-KVCACHE_DEVICE uint32_t convert2_e4m3(uint32_t codes) {
+KVCACHE_DEVICE void convert4_e4m3(uint32_t codes, uint32_t& low, uint32_t& high) {
   const auto value = [&](int shift) { return to_float(f8_e4m3{static_cast<uint8_t>(codes >> shift)}); };
-  return pack2<half_kind::f16>(value(0), value(8));
+  low = pack2<half_kind::f16>(value(0), value(8));
+  high = pack2<half_kind::f16>(value(16), value(24));
 }
 inline constexpr bool e4m3_by_hardware = true;
 

@@ -100,7 +100,7 @@ struct online_softmax {
       KVCACHE_UNROLL
       for (int i = 0; i < 4; ++i) {
         e[n][i] = fused(score[n][i], factor, minus_top[state_of(i)]);
-        largest = e[n][i] > largest ? e[n][i] : largest;
+        largest = larger(largest, e[n][i]);
       }
     }
     return largest;
@@ -115,7 +115,7 @@ struct online_softmax {
       for (int n = 0; n < score_tiles; ++n) {
         KVCACHE_UNROLL
         for (int i = 0; i < 4; ++i) {
-          if (state_of(i) == r) top = score[n][i] > top ? score[n][i] : top;
+          if (state_of(i) == r) top = larger(top, score[n][i]);
         }
       }
       KVCACHE_UNROLL
