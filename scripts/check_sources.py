@@ -32,7 +32,8 @@ def main():
     apart = APART
     cache = args.build / "CMakeCache.txt"
     if not (cache.exists() and re.search(r"^KVCACHE_NVCC:\w+=/", cache.read_text(), re.M)):
-        apart += ("tests/cuda/", "examples/cuda_engine_loop/")  # link the library that only nvcc can build
+        # They link the library that only nvcc can build, or include CUDA's headers.
+        apart += ("tests/cuda/", "tests/gpu/", "examples/cuda_engine_loop/")
     errors, seen = [], 0
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The CUDA part's launches, carried out by the machine: what kvc_cuda_* queue here runs at once, on the CPU.
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "simt/machine.hpp"
 
@@ -15,6 +17,8 @@ struct backend {
   int launches = 0;
   std::string fault;          ///< of the last launch that failed; it answered launch_failed
   uint32_t shared_taken = 0;  ///< bytes of shared memory that launches do not get, to make one fail
+  /// Where launches are put instead of being run, as under the capture of a graph.
+  std::vector<std::function<int()>>* recording = nullptr;
 };
 backend& the_backend();
 

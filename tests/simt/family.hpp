@@ -11,6 +11,10 @@ namespace kvcache::detail::gpu {
 template <class Params>
 int32_t start(void (*kernel)(const Params), const Params& p, const launch_shape& shape) noexcept {
   simt::backend& b = simt::the_backend();
+  if (b.recording != nullptr) {
+    b.recording->push_back([kernel, p, shape] { return start(kernel, p, shape); });
+    return 0;
+  }
   ++b.launches;
   const uint32_t bytes = shape.shared_bytes - std::min(shape.shared_bytes, b.shared_taken);
   try {

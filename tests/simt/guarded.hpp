@@ -2,8 +2,8 @@
 #pragma once
 // Memory that notices: arrays whose last byte touches a page that cannot be accessed, and an arena much
 // larger than the machine's memory, for offsets beyond 32 bits. In the program that runs the same cases on a
-// GPU (KVCACHE_ON_GPU) arrays are managed memory, which both sides reach; compute-sanitizer is what notices
-// there.
+// GPU (KVCACHE_ON_GPU) arrays are pinned memory, which both sides reach: what is written beside one is
+// noticed when it is released, what is read there by compute-sanitizer.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,8 +17,8 @@
 
 #if defined(KVCACHE_ON_GPU)
 namespace kvcache::simt {
-void* managed_memory(size_t bytes);
-void release_managed(void* memory);
+void* reachable_memory(size_t bytes);
+void release_reachable(void* memory);
 }  // namespace kvcache::simt
 #endif
 
@@ -32,9 +32,8 @@ class guarded {
   guarded() = default;
 #if defined(KVCACHE_ON_GPU)
   explicit guarded(size_t n) : size_(n * sizeof(T)), n_(n) {
-    base_ = simt::managed_memory(size_ + 256);  // 256: an empty array has an address too
+    base_ = simt::reachable_memory(size_);
     data_ = static_cast<T*>(base_);
-    std::memset(base_, 0xff, size_ + 256);
   }
 #else
   explicit guarded(size_t n) : n_(n) {
@@ -62,7 +61,7 @@ class guarded {
   }
   ~guarded() {
 #if defined(KVCACHE_ON_GPU)
-    simt::release_managed(base_);
+    simt::release_reachable(base_);
 #else
     if (base_ != nullptr) munmap(base_, size_);
 #endif
