@@ -215,6 +215,10 @@ class packed_world {
     std::vector<float> k, v, open_k, open_v;
   };
 
+  bool is_absent(size_t s, int32_t slot) const {
+    const std::pair<size_t, int32_t> block{s, slot / geo.block};
+    return std::find(absent.begin(), absent.end(), block) != absent.end();
+  }
   int32_t own_border(const packed_ask& a, size_t s) const {
     return a.name_sealed ? std::min(text[s].sealed, text[s].length) : text[s].length;
   }
@@ -343,7 +347,7 @@ class packed_world {
     for (int32_t h = 0; h < geo.heads; ++h) {
       for (int32_t i = 0; i < geo.block; ++i) {
         const int32_t slot = c * geo.block + i;
-        if (slot >= text[s].length || (c + 1) * geo.block <= keep_open_from) {
+        if (slot >= text[s].length) {
           store(kv.open_k, open, h, i, nothing.data());
           store(kv.open_v, open, h, i, nothing.data());
         }
@@ -374,6 +378,7 @@ class packed_world {
     double top = x.sink_logit != nullptr ? double{x.sink_logit[h]} : -INFINITY, walk = 0;
     for (int32_t j = 0; j < len; ++j) {
       const int64_t behind = int64_t{b.q_pos[row]} - j;
+      if (is_absent(s, j)) continue;
       if ((x.causal != 0 && behind < 0) || (x.window > 0 && behind >= x.window)) continue;
       double sum = 0, square = 0;
       for (int32_t d = 0; d < geo.dim; ++d) {
@@ -436,8 +441,57 @@ class packed_world {
   }
 
  public:
-  /// Open blocks that end at or before this slot are NaN.
-  int32_t keep_open_from = 0;
+  /// Blocks (text, column) that tables do not name any more.
+  std::vector<std::pair<size_t, int32_t>> absent;
+
+  /// Values that attention does not need, but that the CPU's checks look at, become numbers.
+  void make_safe() {
+    for (size_t i = 0; i < text.size(); ++i) {
+      for (int32_t c = 0; c < columns; ++c) {
+        const size_t at = i * size_t(columns) + size_t(c);
+        if (c * geo.block >= text[i].length) table[at] = open_table[at] = -1;
+      }
+    }
+  }
+
+  /// Moves codes and scales to `to`: blocks `far` bytes apart, K, then V; rows of codes with gaps.
+  void spread_codes(std::byte* to, int64_t far) {
+    for (const bool keys : {true, false}) {
+      kvc_plane& p = keys ? kv.k : kv.v;
+      const kvc_plane old = p;
+      const int32_t rows = keys ? geo.dim : geo.block;
+      const int64_t bytes = code_row_bytes(static_cast<code>(p.type), keys ? geo.block : geo.dim),
+                    row = bytes + 48;
+      side_format f;
+      f.codes = static_cast<code>(p.type);
+      f.axis = static_cast<scale_axis>(p.scale_kind - KVC_SCALE_TENSOR);
+      f.group_size = p.scale_group;
+      const int64_t scales = int64_t{2} * scales_of_cell(f, geo.block, geo.dim),
+                    cell = row * rows + 2 * scales;
+      p.data = to + (keys ? 0 : far * kv.blocks);
+      p.block_stride = p.scale_block_stride = far;
+      p.head_stride = p.scale_head_stride = cell;
+      (keys ? p.dim_stride : p.token_stride) = row;
+      p.scale = static_cast<std::byte*>(p.data) + row * rows;
+      if (p.zero != nullptr) p.zero = static_cast<std::byte*>(p.scale) + scales;
+      for (int64_t id = 0; id < kv.blocks; ++id) {
+        for (int32_t h = 0; h < geo.heads; ++h) {
+          for (int32_t r = 0; r < rows; ++r) {
+            std::memcpy(static_cast<std::byte*>(p.data) + id * far + h * cell + r * row,
+                        static_cast<const std::byte*>(old.data) + id * old.block_stride +
+                            h * old.head_stride + r * (keys ? old.dim_stride : old.token_stride),
+                        size_t(bytes));
+          }
+          const int64_t from = id * old.scale_block_stride + h * old.scale_head_stride;
+          std::memcpy(static_cast<std::byte*>(p.scale) + id * far + h * cell,
+                      static_cast<const std::byte*>(old.scale) + from, size_t(scales));
+          if (p.zero == nullptr) continue;
+          std::memcpy(static_cast<std::byte*>(p.zero) + id * far + h * cell,
+                      static_cast<const std::byte*>(old.zero) + from, size_t(scales));
+        }
+      }
+    }
+  }
 
  private:
   std::vector<text_values> values_;
