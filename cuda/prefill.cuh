@@ -26,7 +26,7 @@ KVCACHE_DEVICE void find_tiles_of_rows(const decode_params& p, decode_place& a, 
   int32_t low = 0, high = 0;
   if (p.causal != 0 || p.window > 0) {
     const int32_t first = a.first_packed / p.group;
-    const int32_t last = least((a.first_packed + rows - 1) / p.group, a.rows - 1);
+    const int32_t last = least(first + (a.first_packed % p.group + rows - 1) / p.group, a.rows - 1);
     low = high = p.q_pos[a.first_row + least(first + static_cast<int32_t>(lane), last)];
     for (int32_t r = first + static_cast<int32_t>(lane) + 32; r <= last; r += 32) {
       const int32_t at = p.q_pos[a.first_row + r];
@@ -363,9 +363,10 @@ template <half_kind Kind, int Dim>
 KVCACHE_DEVICE void write_rows(const decode_params& p, const decode_place& mine, prefill_tile<Kind, Dim>& t,
                                uint32_t lane) {
   KVCACHE_UNROLL
+  for (int m = 0; m < prefill_tile<Kind, Dim>::bands; ++m) t.band[m].add_lanes();
+  KVCACHE_UNROLL
   for (int m = 0; m < prefill_tile<Kind, Dim>::bands; ++m) {
-    prefill_band<Dim>& band = t.band[m];
-    band.add_lanes();
+    const prefill_band<Dim>& band = t.band[m];
     KVCACHE_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int32_t packed = mine.first_packed + prefill_tile<Kind, Dim>::row_of(m, r, lane);
