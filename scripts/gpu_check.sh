@@ -7,7 +7,7 @@
 #   scripts/gpu_check.sh --build       builds the programs for sm_90 into build/gpu, to be carried to such a machine
 #
 #   --bin DIR         where the programs are (build/gpu)
-#   --out DIR         where logs, gpu.json and gpu.md go ($OUT, else build/gpu-out)
+#   --out DIR         where gpu_check.log, gpu.json, gpu.md and clocks.csv go ($OUT, else build/gpu-out)
 #   --full            every combination of the bandwidth table; takes as long as it takes
 #   --only STEP,...   some of: card, twins, correctness, replay, loop, memcheck, racecheck, bandwidth
 #   --sanitizer PROGRAM   compute-sanitizer, where it is not on the PATH
@@ -74,9 +74,13 @@ build_programs() {
 if [ $build = 1 ]; then build_programs; exit; fi
 
 mkdir -p "$out" || exit 2
+log=$out/gpu_check.log
+step_log=$(mktemp)
+trap 'rm -f "$step_log"' EXIT
+: >"$log" || exit 2
 if [ ! -d "$bin" ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
   echo "no programs in $bin: building them"
-  build_programs >"$out/build.log" 2>&1 || { tail -n 30 "$out/build.log" >&2; exit 1; }
+  build_programs >"$log" 2>&1 || { tail -n 30 "$log" >&2; exit 1; }
 fi
 
 started=$(date +%s)
@@ -88,7 +92,7 @@ wanted() { [ -z "$only" ] || [[ ",$only," == *",$1,"* ]]; }
 note() { names+=("$1"); results+=("$2"); echo "  $1: $2"; }
 fail() { note "$1" "FAILED: $2"; failed=$((failed + 1)); }
 
-# step NAME SECONDS COMMAND...: runs a command under its limit, its output in NAME.log, the last lines of it here.
+# step NAME SECONDS COMMAND...: runs a command under its limit; its output goes to the log, the last lines of it here.
 step() {
   local name=$1 most=$2 begin code taken rest
   shift 2
@@ -99,10 +103,11 @@ step() {
   printf '\n[%3d s] %s (at most %d s)\n' $(($(date +%s) - started)) "$name" "$((most > 0 ? most : 0))"
   if [ "$most" -le 0 ]; then fail "$name" "not reached, the $seconds s were over"; return 0; fi
   begin=$(date +%s)
-  timeout -k 5 "$most" "$@" >"$out/$name.log" 2>&1
+  timeout -k 5 "$most" "$@" >"$step_log" 2>&1
   code=$?
   taken=$(($(date +%s) - begin))
-  tail -n 12 "$out/$name.log" | sed 's/^/    /'
+  { printf '\n==== %s: exit status %d after %d s\n' "$name" $code $taken && cat "$step_log"; } >>"$log"
+  tail -n 12 "$step_log" | sed 's/^/    /'
   case $code in
     0) note "$name" "ok in $taken s" ;;
     124 | 137) fail "$name" "stopped after $taken s" ;;
@@ -125,7 +130,7 @@ program() {
 query=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,clocks.sm,clocks.mem,power.limit,temperature.gpu
 driver=''
 if command -v nvidia-smi >/dev/null; then
-  timeout 20 nvidia-smi --query-gpu=$query --format=csv 2>&1 | tee "$out/nvidia-smi.csv"
+  timeout 20 nvidia-smi --query-gpu=$query --format=csv 2>&1 | tee -a "$log"
   driver=$(timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
 elif [ -r /proc/driver/nvidia/version ]; then
   driver=$(sed -n '1s/.*Module *\([0-9.]*\).*/\1/p' /proc/driver/nvidia/version)
@@ -152,7 +157,7 @@ sanitize() {
     return 0
   fi
   step "$tool" 40 env KVCACHE_GPU_APART=1 "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu_check" "$cases"
-  if [[ ${results[-1]} = FAILED* ]] && grep -qi 'device not supported' "$out/$tool.log"; then
+  if [[ ${results[-1]} = FAILED* ]] && grep -qi 'device not supported' "$step_log"; then
     results[-1]="NOT RUN: compute-sanitizer does not support this device"
     failed=$((failed - 1))
   fi
@@ -182,5 +187,5 @@ echo
 echo "summary: $(date -u +%F), driver $driver, $(($(date +%s) - started)) s"
 for i in "${!names[@]}"; do printf '  %-12s %s\n' "${names[i]}" "${results[i]}"; done
 if [ ${#names[@]} = 0 ]; then echo "nothing was run"; exit 1; fi
-if [ $failed -gt 0 ]; then echo "$failed of ${#names[@]} steps failed; logs are in $out"; exit 1; fi
-echo "no step failed; logs are in $out"
+if [ $failed -gt 0 ]; then echo "$failed of ${#names[@]} steps failed; see $log"; exit 1; fi
+echo "no step failed; everything they said is in $log"

@@ -42,7 +42,8 @@ options=()
 if [ -x /usr/local/cuda/bin/compute-sanitizer ]; then options=(--only card,twins,correctness,replay,loop,bandwidth); fi
 expect 0 '^  twins +ok in' '^  correctness +ok in' '^  replay +ok in' '^  loop +ok in' '^  bandwidth +ok in' \
   '^no step failed' 'all right' '! FAILED'
-[ -s "$work/out/gpu.json" ] && [ -s "$work/out/gpu.md" ] && [ -s "$work/out/twins.log" ] || { echo "files are missing"; exit 1; }
+[ -s "$work/out/gpu.json" ] && [ -s "$work/out/gpu.md" ] && grep -q '^==== twins: exit status 0' "$work/out/gpu_check.log" ||
+  { echo "files are missing"; exit 1; }
 
 options=(--only memcheck --sanitizer "$work/none")
 expect 0 '^  memcheck +NOT RUN: compute-sanitizer is not on this machine'

@@ -174,7 +174,7 @@ struct mma_usual_case {
                                    .in = mma_words(bf ? word::bf16_pair : word::f16_pair, word::normal),
                                    .out_words = 8,
                                    .same = rule::scaled,
-                                   .relative = 0x1p-20,
+                                   .relative = 0x1p-18,
                                    .warps = 1024};
   KVCACHE_DEVICE static void lane(const uint32_t* in, uint32_t* out) { mma_lane<Kind>(in, out); }
 };
@@ -187,7 +187,7 @@ struct mma_tiny_case {
                                    .in = {t, t, t, t, u, u, word::any, word::any, word::any, word::any},
                                    .out_words = 8,
                                    .same = rule::scaled,
-                                   .relative = 0x1p-20,
+                                   .relative = 0x1p-18,
                                    .warps = 256};
   KVCACHE_DEVICE static void lane(const uint32_t* in, uint32_t* out) {
     uint32_t mine[10];
@@ -201,7 +201,7 @@ struct mma_any_case {
                                    .in = mma_words(word::any, word::normal),
                                    .out_words = 8,
                                    .same = rule::scaled,
-                                   .relative = 0x1p-20,
+                                   .relative = 0x1p-18,
                                    .warps = 256};
   KVCACHE_DEVICE static void lane(const uint32_t* in, uint32_t* out) { mma_lane<half_kind::f16>(in, out); }
 };
