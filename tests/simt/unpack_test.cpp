@@ -24,23 +24,25 @@ TEST_CASE("unpacked values have the bits that the CPU gives, for every code and 
                                             command_of(KVC_OP_SEAL, s.block, 1, 1)};
         const kvc_run r = w.run_of(c);
         REQUIRE(kvc_cpu_run(&r, nullptr, nullptr) == KVC_OK);
-        const size_t cell = size_t(s.block * dim), step = cell + 5;
-        std::vector<float> k(2 * step), v(2 * step);
+        const size_t cell = size_t(s.block * dim), steps[2] = {cell + 5, cell + 9};
+        std::vector<float> k(2 * steps[0]), v(2 * steps[1]);
         const int32_t good[] = {4, 1};
         const guarded<int32_t> ids(std::vector<int32_t>{4, 5, -1, 1});
         for (int32_t head = 0; head < 2; ++head) {
-          REQUIRE(kvc_cpu_unpack(&w.layers[0], good, 2, head, k.data(), int64_t(step), v.data(),
-                                 int64_t(step), 0, nullptr) == KVC_OK);
-          guarded<float> got_k(3 * step + cell), got_v(3 * step + cell);
+          REQUIRE(kvc_cpu_unpack(&w.layers[0], good, 2, head, k.data(), int64_t(steps[0]), v.data(),
+                                 int64_t(steps[1]), 0, nullptr) == KVC_OK);
+          guarded<float> got_k(3 * steps[0] + cell), got_v(3 * steps[1] + cell);
           simt::the_backend().seed = n % 4;
-          const status done = gpu_unpack(w.layers[0], ids.data(), 4, head,
-                                         {got_k.data(), int64_t(step), got_v.data(), int64_t(step)}, nullptr);
+          const status done =
+              gpu_unpack(w.layers[0], ids.data(), 4, head,
+                         {got_k.data(), int64_t(steps[0]), got_v.data(), int64_t(steps[1])}, nullptr);
           INFO(simt::the_backend().fault << done.field);
           REQUIRE(done);
           CAPTURE(n, codes.type, codes.symmetric, scales.first, scales.second, dim, s.block);
           for (const bool keys : {true, false}) {
             const auto& got = keys ? got_k : got_v;
             const auto& want = keys ? k : v;
+            const size_t step = steps[keys ? 0 : 1];
             REQUIRE(std::memcmp(got.data(), want.data(), 4 * cell) == 0);
             REQUIRE(std::memcmp(got.data() + 3 * step, want.data() + step, 4 * cell) == 0);
             // Ids outside the pool leave their places, and nothing lies between.
