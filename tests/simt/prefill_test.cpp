@@ -363,4 +363,211 @@ TEST_CASE("more rows of a chunk than the plan's bound are neither read nor writt
   for (const float x : none.lse) REQUIRE(std::isnan(x));
 }
 
+TEST_CASE("a batch of chunks and single tokens gives each sequence to its kernel, each row once") {
+  const guarded<float> sinks(std::vector<float>{0.5f, -3.0f, 4.0f, 0.0f});
+  for (const int32_t dim : {64, 256}) {
+    gpu_geometry g{1, 4, dim, 16, KVC_F16, layout::heads_first};
+    gpu_world w(g, {700, 90, 0, 600, 100, 3}, 24);
+    gpu_ask a = ask_of(g, {1, 70, 4, 4, 5, 0});
+    a.softmax.sink_logit = sinks.data();
+    a.width = 20;
+    const int before = simt::the_backend().launches;
+    const gpu_answer got = check_against_double(w, a, {0, 1, 2, 3});
+    REQUIRE(got.plan.splits > 1);
+    REQUIRE(got.plan.workspace_bytes == size_t(6 * 4 * 4) * size_t(got.plan.splits) * size_t(dim + 1) * 4);
+    REQUIRE(simt::the_backend().launches == before + 4 * 3);  // prefill, decode, merge
+  }
+}
+
+TEST_CASE("few blocks of chunks are left to decode, which cuts them along the keys") {
+  gpu_geometry g{2, 4, 64, 16, KVC_F16, layout::heads_first};
+  gpu_world w(g, {600}, 25);
+  gpu_ask a = ask_of(g, {33});  // 2 heads x 2 tiles
+  const auto row_block = [&](int32_t width) {
+    a.width = width;
+    return w.plan_of(a).row_block;
+  };
+  REQUIRE(row_block(8) == 128);
+  REQUIRE(row_block(9) == 16);
+  a.rows = {4};
+  REQUIRE(row_block(1) == 16);
+  a.rows = {5};
+  REQUIRE(row_block(1) == 128);
+  a.rows = {33};
+  a.width = 40;
+  w.ask_queries(a);
+  const gpu_answer got = w.attend(a);
+  REQUIRE(got.plan.splits > 1);
+  gpu_world::check(got, w.oracle(a, w.batch_of(a)), KVC_F16, KVC_F32);
+}
+
+TEST_CASE("with fixed splits a sequence's bits depend on neither the rest of the batch nor any bound") {
+  const std::vector<int32_t> lengths{2100, 300, 40}, rows{3, 70, 5};
+  const guarded<float> sinks(std::vector<float>{0.5f, -3.0f, 4.0f, 0.0f});
+  for (const int32_t dim : {64, 256}) {
+    gpu_geometry g{1, 4, dim, 16, KVC_F16, layout::heads_first};
+    gpu_world all(g, lengths, 9);
+    gpu_ask a = ask_of(g, rows);
+    a.softmax.sink_logit = sinks.data();
+    a.features = KVC_USE_FIXED_SPLITS;
+    a.width = 1000;
+    const gpu_answer together = check_against_double(all, a);
+    const std::vector<float> queries = all.q_values;
+    const auto per_row = size_t(g.q_heads() * dim);
+    size_t first = 0;
+    for (size_t s = 0; s < lengths.size(); first += size_t(rows[s]), ++s) {
+      CAPTURE(dim, s);
+      gpu_world one(g, lengths, 9);  // the same content
+      one.table = guarded<int32_t>(std::vector<int32_t>(one.table.data() + s * size_t(one.columns),
+                                                        one.table.data() + (s + 1) * size_t(one.columns)));
+      one.kv_len = guarded<int32_t>(std::vector<int32_t>{lengths[s]});
+      one.length = {lengths[s]};
+      gpu_ask alone = a;
+      alone.rows = {rows[s]};  // also another max_q: none that prefill could serve, with few rows
+      alone.width = 3;
+      alone.max_kv = s == 1 ? 300 : lengths[s] + 3000;
+      one.q_values.assign(queries.begin() + int64_t(first * per_row),
+                          queries.begin() + int64_t((first + size_t(rows[s])) * per_row));
+      const gpu_answer got = one.attend(alone);
+      REQUIRE(got.o.size() == size_t(rows[s]) * per_row);
+      for (size_t i = 0; i < got.o.size(); ++i) REQUIRE(got.o[i] == together.o[first * per_row + i]);
+      for (size_t i = 0; i < got.lse.size(); ++i) {
+        REQUIRE(got.lse[i] == together.lse[first * size_t(g.q_heads()) + i]);
+      }
+    }
+  }
+}
+
+TEST_CASE("chunks on the CPU and on CUDA agree through the same structs") {
+  for (const int32_t type : {KVC_F16, KVC_BF16}) {
+    for (const int32_t dim : {80, 128, 256}) {
+      gpu_geometry g{2, 4, dim, 16, type, layout::tokens_first};
+      gpu_world w(g, {40, 70, 200}, 23);
+      gpu_ask a = ask_of(g, {9, 33, 40});
+      a.softmax.window = 100;
+      w.ask_queries(a);
+      const kvc_batch b = w.batch_of(a);
+      const gpu_answer got = attend_all_ways(w, a, b, {1});
+      std::vector<uint16_t> q16;
+      for (const float x : w.q_values) q16.push_back(narrow16(x, type));
+      auto on_cpu = attention::create(
+          w.kv,
+          {.q_heads = 8, .sequences = 3, .rows = 40, .slots = 200, .q_type = static_cast<element>(type)});
+      REQUIRE(on_cpu);
+      std::vector<float> o(got.o.size()), lse(got.lse.size());
+      REQUIRE(on_cpu->run(w.kv, b, dense_rows(q16.data(), static_cast<element>(type), 8, dim), a.softmax,
+                          dense_out(o.data(), element::f32, 8, dim, lse.data())));
+      const double unit = type == KVC_F16 ? 0x1p-10 : 0x1p-7;
+      for (size_t i = 0; i < o.size(); ++i) REQUIRE(std::fabs(o[i] - got.o[i]) < 3 * unit);
+      for (size_t i = 0; i < lse.size(); ++i) REQUIRE(std::fabs(lse[i] - got.lse[i]) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("rows of a chunk's queries and results may lie at any address of their type") {
+  gpu_geometry g{1, 2, 64, 16, KVC_F16, layout::heads_first};
+  gpu_world w(g, {100}, 26);
+  gpu_ask a = ask_of(g, {40});
+  const gpu_answer want = check_against_double(w, a);
+  const kvc_batch b = w.batch_of(a);
+  for (const int64_t gap : {2, 6, 16}) {
+    CAPTURE(gap);
+    const int64_t head = 128 + gap, row = 2 * head + 2;
+    guarded<std::byte> q(size_t(40 * row)), o(size_t(40 * row));
+    for (size_t r = 0; r < 40; ++r) {
+      for (size_t i = 0; i < 128; ++i) {
+        const uint16_t bits = narrow16(w.q_values[r * 128 + i], KVC_F16);
+        std::memcpy(q.data() + int64_t(r) * row + int64_t(i / 64) * head + int64_t(i % 64) * 2, &bits, 2);
+      }
+    }
+    const kvc_rows rows{q.data(), KVC_F16, 2, 64, 0, row, head};
+    kvc_out out{};
+    out.struct_size = sizeof out;
+    out.type = KVC_F16;
+    out.heads = 2;
+    out.dim = 64;
+    out.o = o.data();
+    out.row_stride = row;
+    out.head_stride = head;
+    REQUIRE(kvc_cuda_attend(&want.plan, &w.kv, &b, &rows, &a.softmax, &out, {}, nullptr, nullptr) == KVC_OK);
+    for (size_t r = 0; r < 40; ++r) {
+      for (size_t i = 0; i < 128; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, o.data() + int64_t(r) * row + int64_t(i / 64) * head + int64_t(i % 64) * 2, 2);
+        REQUIRE(std::fabs(widen16(bits, KVC_F16) - want.o[r * 128 + i]) < 2e-3);
+      }
+      REQUIRE(o[size_t(int64_t(r) * row + 128)] == std::byte{0xff});  // gaps are left alone
+    }
+  }
+}
+
+TEST_CASE("block offsets beyond 2^31 and 2^32 bytes are right in chunks", "[machine]") {
+  gpu_geometry g{2, 4, 64, 16, KVC_F16, layout::heads_first};
+  gpu_world w(g, {40, 100}, 22);
+  gpu_ask a = ask_of(g, {9, 20});
+  w.ask_queries(a);
+  const kvc_batch b = w.batch_of(a);
+  const auto want = w.oracle(a, b);
+  const kvc_kv near = w.kv;
+  for (const int64_t far : {(int64_t{1} << 31) + 4096, (int64_t{1} << 32) + 4096}) {
+    w.kv = near;
+    sparse_arena arena(size_t(far) * size_t(near.blocks) * 2);
+    for (const bool v : {false, true}) {
+      kvc_plane& p = v ? w.kv.v : w.kv.k;
+      const auto* from = static_cast<const std::byte*>(p.data);
+      const int64_t old_stride = p.block_stride;
+      p.data = arena.data() + (v ? far * near.blocks : 0);
+      p.block_stride = far;
+      for (int64_t id = 0; id < near.blocks; ++id) {
+        std::memcpy(static_cast<std::byte*>(p.data) + id * far, from + id * old_stride, size_t(old_stride));
+      }
+    }
+    gpu_world::check(attend_all_ways(w, a, b, {0}), want, KVC_F16, KVC_F32);
+  }
+}
+
+TEST_CASE("tiles of keys that no row of a block sees are not read", "[machine]") {
+  gpu_geometry g{1, 1, 64, 16, KVC_F16, layout::heads_first};
+  gpu_world w(g, {640}, 27);
+  simt::backend& backend = simt::the_backend();
+  backend.seed = 0;
+  const auto tiles_read = [&](int32_t from, int32_t rows, int32_t window) {
+    gpu_ask a = ask_of(g, {rows});
+    a.softmax.window = window;
+    for (int32_t r = 0; r < rows; ++r) a.positions.push_back(from + r);
+    w.ask_queries(a);
+    backend.stats = {};
+    (void)w.attend(a);
+    const uint64_t query_copies = uint64_t((rows + 127) / 128) * 128 * 8;
+    return int((backend.stats.async_copies - query_copies) / (2 * 64 * 8));
+  };
+  REQUIRE(tiles_read(0, 64, 0) == 1);
+  REQUIRE(tiles_read(0, 65, 0) == 2);
+  REQUIRE(tiles_read(0, 128, 0) == 2);
+  REQUIRE(tiles_read(0, 129, 0) == 2 + 3);
+  REQUIRE(tiles_read(384, 128, 0) == 8);
+  REQUIRE(tiles_read(384, 128, 1) == 2);
+  REQUIRE(tiles_read(384, 128, 2) == 3);
+  REQUIRE(tiles_read(384, 128, 65) == 3);
+  REQUIRE(tiles_read(384, 128, 66) == 4);
+}
+
+TEST_CASE("a chunk's staged tiles are written and read without bank conflicts", "[machine]") {
+  for (const int32_t dim : {64, 80, 96, 128, 256}) {
+    gpu_geometry g{1, 2, dim, 16, KVC_F16, layout::heads_first};
+    gpu_world w(g, {512}, 24);
+    gpu_ask a = ask_of(g, {64}, false);
+    w.ask_queries(a);
+    simt::backend& backend = simt::the_backend();
+    backend.seed = 0;
+    backend.stats = {};
+    backend.count_banks = true;
+    (void)w.attend(a);
+    backend.count_banks = false;
+    CAPTURE(dim, backend.stats.least);
+    REQUIRE(backend.stats.least > 0);
+    REQUIRE(backend.stats.conflicts() == 0);
+  }
+}
+
 }  // namespace kvcache::test
