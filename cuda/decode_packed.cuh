@@ -215,8 +215,13 @@ KVCACHE_DEVICE void finish_rotated(const packed_params& p, const decode_place& a
   }
 }
 
+/// Blocks of threads that a multiprocessor should have registers for.
+constexpr int32_t packed_blocks(int32_t dim, bool wide) {
+  return wide || dim > 128 ? 2 : dim <= 64 ? 4 : 3;
+}
+
 template <packed_code K, packed_code V, int Dim, bool Wide, bool Extras>
-KVCACHE_KERNEL(threads_of_block)
+KVCACHE_KERNEL_BLOCKS(threads_of_block, packed_blocks(Dim, Wide))
 decode_packed(KVCACHE_CONSTANT packed_params p) {
   using sealed_tile = packed_tile<K, V, Dim, Wide>;
   using exact_tile = warp_tile<half_kind::f16, Dim, Wide, open_tokens, true>;

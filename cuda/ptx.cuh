@@ -21,12 +21,15 @@
 #include "simt/machine.hpp"
 #define KVCACHE_DEVICE inline
 #define KVCACHE_KERNEL(threads) inline void
+#define KVCACHE_KERNEL_BLOCKS(threads, blocks) inline void
 #define KVCACHE_CONSTANT const
 #define KVCACHE_UNROLL
 #define KVCACHE_NO_UNROLL
 #else
 #define KVCACHE_DEVICE __device__ __forceinline__
 #define KVCACHE_KERNEL(threads) __global__ void __launch_bounds__(threads, 1)
+/// The same with registers for so many blocks on a multiprocessor.
+#define KVCACHE_KERNEL_BLOCKS(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
 #define KVCACHE_CONSTANT __grid_constant__ const
 #define KVCACHE_UNROLL _Pragma("unroll")
 #define KVCACHE_NO_UNROLL _Pragma("unroll 1")

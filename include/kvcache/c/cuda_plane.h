@@ -13,7 +13,8 @@
 //
 // Planes are row-major (KVC_K_ROW_MAJOR) f16 or bf16, K and V alike, data and strides multiples of 16 bytes.
 // Where append, run and unpack meet sealed planes of codes, their rows, and those of an exact side beside
-// them, need only begin at even addresses.
+// them, need only begin at even addresses; attention wants 16 bytes there too, and strides below 4 GiB. Which
+// codes it reads: docs/cuda.md, and kvc_cuda_plan says it.
 // Thread safety: every call may run on any thread. Fails, besides what each call names: KVC_DEVICE with
 // kvc_error.native when CUDA refuses a launch, as it does without a driver. Libraries: kvcache::cuda.
 
@@ -56,9 +57,9 @@ KVC_API kvc_status kvc_cuda_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_erro
 KVC_API kvc_status kvc_cuda_append(const kvc_kv* kv, const kvc_append* append, kvc_stream stream,
                                    kvc_error* error);
 
-/// Attention of every query row over its sequence's stored keys. Queries are rounded to the planes' type.
-/// batch->q_start without a table of rows means one row each. The workspace is free again when the stream has
-/// passed the call.
+/// Attention of every query row over its sequence's stored keys. Queries are rounded to the planes' type,
+/// over codes to f16. batch->q_start without a table of rows means one row each. The workspace is free again
+/// when the stream has passed the call.
 KVC_API kvc_status kvc_cuda_attend(const kvc_plan* plan, const kvc_kv* kv, const kvc_batch* batch,
                                    const kvc_rows* q, const kvc_softmax* softmax, const kvc_out* out,
                                    kvc_buf workspace, kvc_stream stream, kvc_error* error);
