@@ -21,6 +21,9 @@ WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "120": 48}
 THREADS = 128
 DECODE = re.compile(r"6decodeILNS1_9half_kindE(\d)ELi(\d+)ELb(\d)ELb(\d)E")
 PLAIN = re.compile(r"gpu\d+([a-z_]+)E")
+# append_shared_bytes in cuda/append_params.hpp; seal_shared_bytes in cuda/code_params.hpp for the largest cell: 128
+# slots of 256 channels, a scale per 8 of them.
+PLAIN_SHARED = {"append_rows": 4608, "append_codes": 4608, "seal_cells": 128 * (2 * 256 + 16) + 4 * (128 * 32 + 32)}
 
 
 def shared_bytes(dim):
@@ -36,7 +39,7 @@ def readable(mangled):
         name = f"decode {'bf16' if kind else 'f16'} {dim} {'wide' if wide else 'narrow'}{' extras' if extras else ''}"
         return name, shared_bytes(dim)
     m = PLAIN.search(mangled)
-    return (m.group(1) if m else mangled), 0
+    return (m.group(1), PLAIN_SHARED.get(m.group(1), 0)) if m else (mangled, 0)
 
 
 def blocks_each(arch, registers, shared):
