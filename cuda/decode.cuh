@@ -175,12 +175,13 @@ struct queries_to_stage {
   }
 };
 
-/// All tiles of a warp, from blocks of `space`.
-template <bool Extras, int Dim, int Stage, class Space, class Tile, class Queries, class Slots>
+/// All tiles of a warp, from blocks of `space`. With two stages K of the next tile takes the place of K, V
+/// that of V, and one half step is under way where with three there are two.
+template <bool Extras, int Dim, int Stage, int Stages, class Space, class Tile, class Queries, class Slots>
 KVCACHE_DEVICE void stream_tiles(const decode_params& p, const Space& space, const decode_place& a, Tile& t,
                                  uint32_t arena, uint32_t warp, uint32_t lane, const Queries& queries,
                                  const Slots& slots) {
-  const uint32_t stage0 = arena + warp * (stages * Stage);
+  const uint32_t stage0 = arena + warp * (Stages * Stage);
   using tiles = tile_stream<Dim, Tile::tokens>;
   tiles stream;
   stream.start(space, a.sequence, a.head, a.length, a.last, lane);
@@ -199,29 +200,32 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const Space& space, con
   stream.copy(stream.v, at_first, stage_b);
   queries.take(p, a, t, arena, lane);
   located next = stream.locate(tile + warps_of_block, second_id);
-  stream.copy(stream.k, next, stage_c);
+  if constexpr (Stages == 3) stream.copy(stream.k, next, stage_c);
   uint32_t present = at_first.present;
   for (; tile < a.last; tile += warps_of_block) {
-    cp_async_wait<2>();
+    cp_async_wait<Stages - 1>();
     warp_barrier();
     t.multiply_keys(stage_a);
     warp_barrier();
-    stream.copy(stream.v, next, stage_a);
+    stream.copy(Stages == 3 ? stream.v : stream.k, next, stage_a);
     const bool whole = present == tiles::all_present && tile >= a.hot_first && tile < a.hot_last;
     if (Extras || !whole) mask_tile<Extras>(p, a, t, tile, present, position, lane, slots);
     t.weigh(Extras ? 1.0f : p.scale_log2);
-    cp_async_wait<2>();
+    cp_async_wait<Stages - 1>();
     warp_barrier();
     t.multiply_values(stage_b);
     warp_barrier();
     present = next.present;
+    if constexpr (Stages == 2) stream.copy(stream.v, next, stage_b);
     next = stream.locate(tile + 2 * warps_of_block, next_id);
-    stream.copy(stream.k, next, stage_b);
+    if constexpr (Stages == 3) stream.copy(stream.k, next, stage_b);
     next_id = stream.fetch(tile + 3 * warps_of_block);
-    const uint32_t free = stage_b;
-    stage_b = stage_a;
-    stage_a = stage_c;
-    stage_c = free;
+    if constexpr (Stages == 3) {
+      const uint32_t free = stage_b;
+      stage_b = stage_a;
+      stage_a = stage_c;
+      stage_c = free;
+    }
   }
   cp_async_wait<0>();
 }
@@ -328,8 +332,8 @@ decode(const decode_params p) {
   const uint32_t arena = shared_base();
   tile t;
   t.clear();
-  stream_tiles<Extras, Dim, stage_bytes(Dim)>(p, p, a, t, arena, warp, lane, queries_to_stage<Dim>{},
-                                              all_slots{});
+  stream_tiles<Extras, Dim, stage_bytes(Dim), stages>(p, p, a, t, arena, warp, lane, queries_to_stage<Dim>{},
+                                                      all_slots{});
   block_barrier();  // all stages are free
   finish_block<Dim>(p, a, t, arena, warp, lane);
 }

@@ -113,10 +113,10 @@ struct queries_staged {
 };
 
 /// All sealed tiles of a warp; as stream_tiles of decode.cuh.
-template <bool Extras, int Dim, int Stage, class Tile>
+template <bool Extras, int Dim, int Stage, int Stages, class Tile>
 KVCACHE_DEVICE void stream_packed(const packed_params& p, const decode_place& a, Tile& t, uint32_t arena,
                                   uint32_t queries, uint32_t warp, int32_t end, const sealed_slots& slots) {
-  const uint32_t lane = thread_index() % 32, stage0 = arena + warp * (stages * Stage);
+  const uint32_t lane = thread_index() % 32, stage0 = arena + warp * (Stages * Stage);
   using tiles = typename Tile::stream;
   using located = typename tiles::located;
   tiles stream;
@@ -137,20 +137,24 @@ KVCACHE_DEVICE void stream_packed(const packed_params& p, const decode_place& a,
   block_barrier();
   t.start(queries, lane);
   located next = stream.locate(tile + warps_of_block, second_id);
-  stream.copy_keys(next, stage_c);
+  if constexpr (Stages == 3) stream.copy_keys(next, stage_c);
   const auto hot_first = static_cast<int32_t>(anew(static_cast<uint32_t>(a.hot_first)));
   for (; tile < a.last; tile += warps_of_block) {
     const bool full = stream.whole(now);
-    cp_async_wait<2>();
+    cp_async_wait<Stages - 1>();
     warp_barrier();
     t.multiply_keys(stage_a);
     warp_barrier();
-    stream.copy_values(next, stage_a);
+    if constexpr (Stages == 3) {
+      stream.copy_values(next, stage_a);
+    } else {
+      stream.copy_keys(next, stage_a);
+    }
     if (Extras || !full || tile < hot_first || tile >= a.hot_last) {
       mask_tile<Extras>(p.at, a, t, tile, stream.present(now), position, lane, slots);
     }
     t.weigh(Extras ? 1.0f : p.at.scale_log2);
-    cp_async_wait<2>();
+    cp_async_wait<Stages - 1>();
     warp_barrier();
     if (!full) {
       stream.clear_tail(now, stage_b);
@@ -159,13 +163,16 @@ KVCACHE_DEVICE void stream_packed(const packed_params& p, const decode_place& a,
     t.multiply_values(stage_b, p);
     warp_barrier();
     now = next;
+    if constexpr (Stages == 2) stream.copy_values(next, stage_b);
     next = stream.locate(tile + 2 * warps_of_block, next_id);
-    stream.copy_keys(next, stage_b);
+    if constexpr (Stages == 3) stream.copy_keys(next, stage_b);
     next_id = stream.fetch(tile + 3 * warps_of_block);
-    const uint32_t free = stage_b;
-    stage_b = stage_a;
-    stage_a = stage_c;
-    stage_c = free;
+    if constexpr (Stages == 3) {
+      const uint32_t free = stage_b;
+      stage_b = stage_a;
+      stage_a = stage_c;
+      stage_c = free;
+    }
   }
   cp_async_wait<0>();
 }
@@ -225,9 +232,9 @@ KVCACHE_KERNEL_BLOCKS(threads_of_block, packed_blocks(Dim, Wide))
 decode_packed(KVCACHE_CONSTANT packed_params p) {
   using sealed_tile = packed_tile<K, V, Dim, Wide>;
   using exact_tile = warp_tile<half_kind::f16, Dim, Wide, open_tokens, true>;
-  constexpr int stage = packed_stage_bytes(K, V, Dim), rows = sealed_tile::rows;
+  constexpr int stage = packed_stage_bytes(K, V, Dim), rows = sealed_tile::rows, steps = packed_stages(Dim);
   constexpr bool turns = (Dim & (Dim - 1)) == 0;
-  static_assert(stages * stage >= rows * (Dim + 4) * 4);
+  static_assert(steps * stage >= rows * (Dim + 4) * 4);
   static_assert(packed_stages_bytes(K, V, Dim) >= rows * (warps_of_block * ((Dim + 4) * 4 + 8) + Dim * 4));
   decode_place a = place_of(p.at, rows);
   if (a.first_packed >= a.rows * p.at.group) return;  // the whole block
@@ -254,8 +261,8 @@ decode_packed(KVCACHE_CONSTANT packed_params p) {
     sealed.hot_last = least(sealed.hot_last, low / sealed_tile::tokens);
     sealed_tile s;
     s.clear();
-    stream_packed<Extras, Dim, stage>(p, sealed, s, arena, queries, warp, high, sealed_slots{own});
-    hand_over<Dim>(s, t, p, arena + warp * (stages * stage), lane);
+    stream_packed<Extras, Dim, stage, steps>(p, sealed, s, arena, queries, warp, high, sealed_slots{own});
+    hand_over<Dim>(s, t, p, arena + warp * (steps * stage), lane);
     block_barrier();  // all stages are free
   }
   t.planes_bf16 = p.exact_bf16 != 0;
@@ -264,8 +271,8 @@ decode_packed(KVCACHE_CONSTANT packed_params p) {
     few.last = 1;
     few.length = own.exempt;
     few.hot_last = 0;
-    stream_tiles<Extras, Dim, stage>(p.at, p.exempt, few, t, arena, warp, lane, queries_staged{queries},
-                                     exempt_slots{own});
+    stream_tiles<Extras, Dim, stage, steps>(p.at, p.exempt, few, t, arena, warp, lane,
+                                            queries_staged{queries}, exempt_slots{own});
     block_barrier();  // all stages are free
   }
   decode_place open = in_tiles(a, open_tokens);
@@ -273,8 +280,8 @@ decode_packed(KVCACHE_CONSTANT packed_params p) {
   open.last = least(open.last, (a.length + open_tokens - 1) / open_tokens);
   open.hot_first = most(open.hot_first, (most(high, own.exempt) + open_tokens - 1) / open_tokens);
   if (p.open.table != nullptr && open.first < open.last) {
-    stream_tiles<Extras, Dim, stage>(p.at, p.open, open, t, arena, warp, lane, queries_staged{queries},
-                                     open_slots{own});
+    stream_tiles<Extras, Dim, stage, steps>(p.at, p.open, open, t, arena, warp, lane, queries_staged{queries},
+                                            open_slots{own});
     block_barrier();  // all stages are free
   }
   if constexpr (turns) {

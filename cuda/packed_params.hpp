@@ -67,9 +67,13 @@ KVCACHE_BOTH constexpr int32_t packed_stage_bytes(packed_code k, packed_code v, 
   const int32_t most = of_k > of_v ? (of_k > open ? of_k : open) : (of_v > open ? of_v : open);
   return (most + 127) / 128 * 128;
 }
+/// Half steps that a warp has room for; wide heads have two, so that every device has room for their stages.
+KVCACHE_BOTH constexpr int32_t packed_stages(int32_t dim) {
+  return dim > 128 ? 2 : stages;
+}
 /// Shared memory of a block: the stages of all warps, and the query rows.
 KVCACHE_BOTH constexpr int32_t packed_stages_bytes(packed_code k, packed_code v, int32_t dim) {
-  return warps_of_block * stages * packed_stage_bytes(k, v, dim);
+  return warps_of_block * packed_stages(dim) * packed_stage_bytes(k, v, dim);
 }
 KVCACHE_BOTH constexpr int32_t packed_shared_bytes(packed_code k, packed_code v, int32_t dim, bool wide) {
   return packed_stages_bytes(k, v, dim) + (wide ? wide_rows : narrow_rows) * staged_row(dim);
