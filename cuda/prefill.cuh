@@ -2,22 +2,16 @@
 #pragma once
 // Attention of chunks of prompts over paged f16 or bf16 keys and values. A block of four warps takes one tile
 // of packed rows (query row x query head of the group) of one sequence and kv head, 128 or, with wide heads,
-// 64 of them, and walks the tiles of 64 keys that any of its rows sees. All warps share the staged tiles:
-//
-//   stage   A: K(i)    B: V(i)    C: K(i+1)      each warp copies 16 of a tile's 64 tokens; one barrier of
-//           A: V(i+1)  B: V(i)    C: K(i+1)      the block per half step, which says both that the next half
-//           A: V(i+1)  B: K(i+2)  C: K(i+1)      step is there and that the last one's stage is free
-//
-// With two stages (wide heads) A holds keys and B values, one half step ahead. A warp passes over tiles that
-// its own rows do not see and masks only those that some row does not see whole. The grid is
+// 64 of them, and walks the tiles of 64 keys that any of its rows sees, staged once for all warps
+// (prefill_stream.cuh). A warp passes over tiles that its own rows do not see and masks only those that some
+// row does not see whole. The grid is
 //
 //   block = (sequence * kv_heads + head) * row_tiles + (row_tiles - 1 - row tile)
 //
 // so that of a causal chunk the longest tiles start first and blocks that read the same keys are neighbours.
 // It depends on the plan alone. Sequences of few rows are left to decode.cuh, by the number of their own rows
 // and not by the batch's. Order of loops: Dao, "FlashAttention-2", sections 3.1 and 3.2.
-#include "decode.cuh"
-#include "prefill_tile.cuh"
+#include "prefill_stream.cuh"
 
 namespace kvcache::detail::gpu {
 
@@ -54,134 +48,6 @@ KVCACHE_DEVICE decode_place place_of_warp(const decode_params& p, decode_place a
   }
   return a;
 }
-
-/// Where a warp keeps its place: in shared memory, as registers are needed for scores and accumulators.
-struct warp_notes {
-  uint32_t at;
-
-  KVCACHE_DEVICE void write(const decode_place& a, uint32_t lane) const {
-    const int32_t words[] = {a.first, a.last, a.hot_first, a.hot_last, a.first_packed,
-                             a.rows,  a.head, a.length,    a.sequence};
-    if (lane == 0) {
-      KVCACHE_UNROLL
-      for (int i = 0; i < 9; ++i) st_shared(at + i * 4, static_cast<uint32_t>(words[i]));
-      st_shared(at + 40, static_cast<uint32_t>(a.first_row));
-      st_shared(at + 44, static_cast<uint32_t>(static_cast<uint64_t>(a.first_row) >> 32));
-    }
-    warp_barrier();
-  }
-  KVCACHE_DEVICE int32_t word(int i) const { return static_cast<int32_t>(ld_shared_word(at + i * 4)); }
-  KVCACHE_DEVICE int32_t length() const { return word(7); }
-  KVCACHE_DEVICE int64_t sequence() const { return word(8); }
-  KVCACHE_DEVICE bool sees(int32_t tile) const { return word(0) <= tile && tile < word(1); }
-  KVCACHE_DEVICE bool sees_whole(int32_t tile) const { return word(2) <= tile && tile < word(3); }
-  /// Which tokens of the next tile can be read; seen by the warp after its next barrier.
-  KVCACHE_DEVICE void write_present(uint64_t present) const {
-    st_shared(at + 48, static_cast<uint32_t>(present));
-    st_shared(at + 52, static_cast<uint32_t>(present >> 32));
-  }
-  KVCACHE_DEVICE uint64_t present() const {
-    return static_cast<uint64_t>(ld_shared_word(at + 52)) << 32 | ld_shared_word(at + 48);
-  }
-  /// The rows; not the tiles.
-  KVCACHE_DEVICE decode_place rows() const {
-    decode_place a;
-    a.first_packed = word(4);
-    a.rows = word(5);
-    a.head = word(6);
-    a.length = word(7);
-    a.sequence = word(8);
-    a.first_row =
-        static_cast<int64_t>(static_cast<uint64_t>(ld_shared_word(at + 44)) << 32 | ld_shared_word(at + 40));
-    return a;
-  }
-};
-
-template <int Dim>
-KVCACHE_DEVICE warp_notes notes_of(uint32_t warp) {
-  return {shared_base() + prefill_shared_bytes(Dim) - (warp + 1) * prefill_note_bytes};
-}
-
-/// Packs the query rows of the tile into shared memory, a row per thread, rows that are not there as zeros:
-/// as a part of the first commit group where rows are on 16 bytes and of the planes' type.
-template <half_kind Kind, int Dim>
-KVCACHE_DEVICE void stage_rows(const decode_params& p, const decode_place& a, uint32_t stage) {
-  constexpr int32_t type = Kind == half_kind::f16 ? KVC_F16 : KVC_BF16;
-  const auto address = reinterpret_cast<uintptr_t>(p.q.data);
-  const bool plain =
-      p.q.type == type &&
-      ((address | static_cast<uint64_t>(p.q.row_stride) | static_cast<uint64_t>(p.q.head_stride)) & 15u) == 0;
-  const auto x = static_cast<int32_t>(thread_index());
-  if (x >= prefill_rows(Dim)) return;
-  const int32_t packed = a.first_packed + x;
-  const bool there = packed < a.rows * p.group;
-  const char* row = p.q.data;
-  if (there) row = row_of(p.q, a.first_row + packed / p.group, a.head * p.group + packed % p.group);
-  if (plain) {
-    KVCACHE_UNROLL
-    for (int c = 0; c < Dim / 8; ++c) cp_async16(stage + staged_at<Dim>(x, c), row + c * 16, there);
-    return;
-  }
-  KVCACHE_NO_UNROLL
-  for (int i = 0; i < Dim / 2; ++i) {
-    uint32_t both = 0;
-    if (there) {
-      both = pack2<Kind>(load_value(row, p.q.type, 2 * i), load_value(row, p.q.type, 2 * i + 1));
-    }
-    st_shared(stage + staged_at<Dim>(x, i / 4) + i % 4 * 4, both);
-  }
-}
-
-/// What a warp knows of the tiles that the block stages: where its own 16 tokens of a tile lie, and which of
-/// all 64 are there.
-template <int Dim>
-struct shared_stream {
-  using run_stream = tile_stream<Dim, 16>;
-
-  /// Ids of the blocks of a tile's tokens: a lane has those of tokens `lane` and `lane + 32`.
-  struct tile_ids {
-    int32_t id[2];
-  };
-  run_stream runs;
-  uint32_t warp;  ///< also: of the four runs of a tile, the one that this warp copies
-
-  KVCACHE_DEVICE void start(const decode_params& p, const decode_place& a, uint32_t warp_, uint32_t lane) {
-    runs.start(p, a.sequence, a.head, a.length, a.last * warps_of_block, lane);
-    warp = warp_;
-  }
-
-  /// Whether a tile is the block's.
-  KVCACHE_DEVICE bool has(int32_t tile) const { return tile * warps_of_block < runs.last; }
-
-  KVCACHE_DEVICE tile_ids fetch(const decode_params& p, const warp_notes& notes, int32_t tile) const {
-    const int32_t length = notes.length();
-    const int32_t* table = p.table + notes.sequence() * p.table_stride;
-    tile_ids ids;
-    KVCACHE_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const int32_t token = tile * prefill_tokens + h * 32 + static_cast<int32_t>(runs.lane);
-      ids.id[h] = has(tile) && token < length ? table[token >> runs.block_shift] : -1;
-    }
-    return ids;
-  }
-
-  /// Which of the tile's tokens can be read.
-  KVCACHE_DEVICE uint64_t present(const tile_ids& ids) const {
-    const auto pool = static_cast<uint32_t>(runs.blocks);
-    const uint32_t low = warp_ballot(static_cast<uint32_t>(ids.id[0]) < pool);
-    const uint32_t high = warp_ballot(static_cast<uint32_t>(ids.id[1]) < pool);
-    return static_cast<uint64_t>(high) << 32 | low;
-  }
-
-  /// Starts the copy of this warp's share of a tile.
-  KVCACHE_DEVICE void copy(const stream_plane& from, int32_t tile, const tile_ids& ids,
-                           uint32_t stage) const {
-    const auto mine = static_cast<uint32_t>(warp < 2 ? ids.id[0] : ids.id[1]);
-    const auto id = static_cast<int32_t>(shuffle(mine, warp % 2 * 16 + runs.lane % 16));
-    const int32_t run = tile * warps_of_block + static_cast<int32_t>(warp);
-    runs.copy(from, runs.locate(run, id), stage + warp * (16 * staged_row(Dim)));
-  }
-};
 
 /// Keys that a query row sees, by position: from <= position <= upto.
 struct seen_range {
@@ -301,48 +167,30 @@ KVCACHE_DEVICE void weigh_bands(const decode_params& p, const warp_notes& notes,
 template <bool Extras, half_kind Kind, int Dim>
 KVCACHE_DEVICE void walk_tiles(const decode_params& p, const decode_place& a, const warp_notes& notes,
                                prefill_tile<Kind, Dim>& t, uint32_t warp, uint32_t lane) {
-  using tile_type = prefill_tile<Kind, Dim>;
-  constexpr int ahead = prefill_stages(Dim) - 1;  // half steps
-  constexpr uint32_t of_stage = prefill_stage_bytes(Dim);
-  const uint32_t queries = shared_base();
-  const uint32_t my_queries = queries + warp * (tile_type::rows * staged_row(Dim));
-  const uint32_t first_stage = queries + prefill_rows(Dim) * staged_row(Dim);
-  const uint32_t last_stage = first_stage + ahead * of_stage;
-  uint32_t stage_a = first_stage;
-  const auto after = [&](uint32_t stage) { return stage == last_stage ? first_stage : stage + of_stage; };
+  constexpr int ahead = stage_ring<Dim>::ahead;
+  const uint32_t queries = shared_base() + warp * (prefill_tile<Kind, Dim>::rows * staged_row(Dim));
+  stage_ring<Dim> stages;
+  stages.start();
   shared_stream<Dim> stream;
   stream.start(p, a, warp, lane);
-  auto ids = stream.fetch(p, notes, a.first);
-  stage_rows<Kind, Dim>(p, a, queries);
-  stream.copy(stream.runs.k, a.first, ids, stage_a);
-  notes.write_present(stream.present(ids));
-  if constexpr (ahead == 2) {
-    stream.copy(stream.runs.v, a.first, ids, after(stage_a));
-    ids = stream.fetch(p, notes, a.first + 1);
-  }
+  auto ids = stream.template begin<Kind>(p, a, notes, stages);
   t.start();
-  for (int32_t tile = a.first; stream.has(tile); ++tile) {
+  for (int32_t tile = a.first; stream.has(tile);
+       tile = static_cast<int32_t>(anew(static_cast<uint32_t>(tile))) + 1) {
     cp_async_wait<ahead - 1>();
     block_barrier();  // K is there; the last V was used
-    if constexpr (ahead == 2) {
-      stream.copy(stream.runs.k, tile + 1, ids, after(after(stage_a)));
-    } else {
-      stream.copy(stream.runs.v, tile, ids, last_stage);
-      ids = stream.fetch(p, notes, tile + 1);
-    }
-    if (tile_type::held && tile == a.first) t.hold_queries(my_queries, lane);
+    stream.after_keys_came(p, notes, tile, ids, stages);
+    if (prefill_tile<Kind, Dim>::held && tile == a.first) t.hold_queries(queries, lane);
     if (notes.sees(tile)) {
-      t.multiply_keys(stage_a, my_queries, lane);
+      t.multiply_keys(stages.a, queries, lane);
       weigh_bands<Extras>(p, notes, t, tile, lane);
       t.pack_weights();
     }
     cp_async_wait<ahead - 1>();
     block_barrier();  // V is there; K was used
-    stream.copy(ahead == 2 ? stream.runs.v : stream.runs.k, tile + 1, ids, stage_a);
-    notes.write_present(stream.present(ids));
-    if constexpr (ahead == 2) ids = stream.fetch(p, notes, tile + 2);
-    if (notes.sees(tile)) t.multiply_values(after(stage_a), lane);
-    if constexpr (ahead == 2) stage_a = after(after(anew(stage_a)));
+    stream.after_values_came(p, notes, tile, ids, stages);
+    if (notes.sees(tile)) t.multiply_values(stages.b(), lane);
+    if constexpr (ahead == 2) stages.turn();
   }
   cp_async_wait<0>();
 }
@@ -404,7 +252,7 @@ prefill(const decode_params p) {
   find_tiles_of_rows(p, a, prefill_rows(Dim), lane);
   prefill_tile<Kind, Dim> t;
   const warp_notes notes = notes_of<Dim>(warp);
-  notes.write(place_of_warp<prefill_tile<Kind, Dim>>(p, a, warp, lane), lane);
+  notes.write(place_of_warp<prefill_tile<Kind, Dim>>(p, a, warp, lane));
   walk_tiles<Extras>(p, a, notes, t, warp, lane);
   const uint32_t again = anew(thread_index());
   write_rows(p, notes_of<Dim>(again / 32).rows(), t, again % 32);

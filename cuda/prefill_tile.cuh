@@ -29,7 +29,7 @@ struct prefill_band : warp_softmax<Dim, true, prefill_tokens> {
     KVCACHE_UNROLL
     for (int n = 0; n < base::score_tiles; ++n) {
       KVCACHE_UNROLL
-      for (int i = 0; i < 4; ++i) top[i / 2] = score[n][i] > top[i / 2] ? score[n][i] : top[i / 2];
+      for (int i = 0; i < 4; ++i) top[i / 2] = larger(score[n][i], top[i / 2]);
     }
     const bool passed = fused(top[0], factor, minus_top[0]) > float(lift_above) ||
                         fused(top[1], factor, minus_top[1]) > float(lift_above);
