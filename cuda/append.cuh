@@ -50,22 +50,23 @@ KVCACHE_DEVICE void put(const appended_row& x, const plane_view& to, int32_t typ
   for (int32_t d = x.lane; d < x.dim; d += 32) store_value(row, type, d, x.value(d));
 }
 
-/// The row as codes of a slot, with a scale per group of its channels. Called by the whole warp.
-KVCACHE_DEVICE void put_codes(const appended_row& x, const coded_plane& to, const code_form& f, int32_t type,
-                              int64_t slot, int32_t shift) {
-  const auto value = [&](int32_t d) {
-    const float v = x.value(d);
-    return packable(type == KVC_F16 ? widen<half_kind::f16>(narrow1<half_kind::f16>(v))
-                                    : widen<half_kind::bf16>(narrow1<half_kind::bf16>(v)));
-  };
-  const int64_t block = slot >> shift;
-  const auto inside = static_cast<int32_t>(slot & ((int64_t{1} << shift) - 1));
+/// What codes are made from: a row's value as an open block of this type would have it.
+KVCACHE_DEVICE float open_value(const appended_row& x, int32_t type, int32_t d) {
+  const float v = x.value(d);
+  return packable(type == KVC_F16 ? widen<half_kind::f16>(narrow1<half_kind::f16>(v))
+                                  : widen<half_kind::bf16>(narrow1<half_kind::bf16>(v)));
+}
+
+/// Scale and minimum of each group of a row's channels, to shared memory and to the plane. Called by the
+/// whole warp.
+KVCACHE_DEVICE void fit_row(const appended_row& x, const coded_plane& to, const code_form& f, int32_t type,
+                            int64_t block, int32_t inside) {
   const int64_t scales = scale_offset(to, block, x.head);
   const int32_t lane = x.lane % group_lanes, groups = f.groups();
   for (int32_t pair = 0; 2 * pair < groups; ++pair) {
     const int32_t wanted = 2 * pair + x.lane / group_lanes, g = least(wanted, groups - 1);
     const int32_t first = g * f.group;
-    const auto member = [&](int32_t i) { return value(first + i); };
+    const auto member = [&](int32_t i) { return open_value(x, type, first + i); };
     const code_levels l = fitted(f, to.clip, member, 0, least(f.group, f.dim - first), lane);
     if (lane != 0 || wanted >= groups) continue;
     st_shared(x.levels + static_cast<uint32_t>(g) * 4,
@@ -75,9 +76,18 @@ KVCACHE_DEVICE void put_codes(const appended_row& x, const coded_plane& to, cons
     if (to.zero != nullptr) *reinterpret_cast<uint16_t*>(to.zero + at) = l.zero;
   }
   warp_barrier();
+}
+
+/// The row as codes of a slot. Called by the whole warp.
+KVCACHE_DEVICE void put_codes(const appended_row& x, const coded_plane& to, const code_form& f, int32_t type,
+                              int64_t slot, int32_t shift) {
+  const int64_t block = slot >> shift;
+  const auto inside = static_cast<int32_t>(slot & ((int64_t{1} << shift) - 1));
+  fit_row(x, to, f, type, block, inside);
   const auto code = [&](int32_t d) {
     const uint32_t word = ld_shared_word(x.levels + static_cast<uint32_t>(d / f.group) * 4);
-    return encoded(f, grid_of(f, {static_cast<uint16_t>(word), static_cast<uint16_t>(word >> 16)}), value(d));
+    const code_levels l{static_cast<uint16_t>(word), static_cast<uint16_t>(word >> 16)};
+    return encoded(f, grid_of(f, l), open_value(x, type, d));
   };
   char* cell = code_cell_of(to, block, x.head);
   if (f.keys) {  // a byte in the row of each channel: codes have 8 bits
@@ -88,6 +98,19 @@ KVCACHE_DEVICE void put_codes(const appended_row& x, const coded_plane& to, cons
   }
   char* row = cell + inside * to.row_stride;
   for (int32_t w = x.lane; w < f.words(); w += 32) store_word(row + w * 4, code_word(f, w, code));
+}
+
+/// K or V of a head of a row to shared memory, rotated. Called by the whole warp.
+KVCACHE_DEVICE void take_row(const append_params& p, const appended_row& x, int64_t row, bool values) {
+  const row_array& rows = values ? p.v : p.k;
+  const char* from = row_of(rows, row, x.head);
+  const int32_t position = !values && p.pos != nullptr ? p.pos[row] : 0;
+  for (int32_t d = x.lane; d < x.dim; d += 32) {
+    x.set(d, values ? load_value(from, rows.type, d) : rotated_value(p.rope, from, rows.type, d, position));
+  }
+  const float factor = values ? p.hadamard_v : p.hadamard_k;
+  if (factor != 0.0f) walsh(x, factor);
+  warp_barrier();
 }
 
 /// All heads of one row.
@@ -110,26 +133,16 @@ KVCACHE_DEVICE void append_row(const append_params& p) {
       any = any || x.slot[t] >= 0;
     }
     if (!any) continue;
-    const row_array& from = values ? p.v : p.k;
-    const int32_t position = !values && p.pos != nullptr ? p.pos[row] : 0;
-    for (int32_t d = x.lane; d < x.dim; d += 32) {
-      x.set(d, values ? load_value(row_of(from, row, x.head), from.type, d)
-                      : rotated_value(p.rope, row_of(from, row, x.head), from.type, d, position));
-    }
-    const float factor = values ? p.hadamard_v : p.hadamard_k;
-    if (factor != 0.0f) walsh(x, factor);
-    warp_barrier();
+    take_row(p, x, row, values);
     KVCACHE_UNROLL
     for (int32_t t = 0; t < append_targets; ++t) {
       const append_target& to = p.to[t];
       put(x, values ? to.v : to.k, values ? to.v_type : to.k_type, x.slot[t], to.shift);
     }
-    if constexpr (Codes) {
-      const coded_plane& to = values ? p.codes_v : p.codes_k;
-      if (to.data != nullptr && x.slot[0] >= 0) {
-        put_codes(x, to, form_of(to, !values, p.block, x.dim), values ? p.open_v_type : p.open_k_type,
-                  x.slot[0], p.to[0].shift);
-      }
+    const coded_plane& to = values ? p.codes_v : p.codes_k;
+    if (Codes && to.data != nullptr && x.slot[0] >= 0) {
+      put_codes(x, to, form_of(to, !values, p.block, x.dim), values ? p.open_v_type : p.open_k_type,
+                x.slot[0], p.to[0].shift);
     }
     warp_barrier();  // the row is free
   }
