@@ -29,6 +29,10 @@ UNITS = {R: ["run_on_machine"], RH: ["run"], D: ["decode_f16"], S: ["decode_f16"
 TESTS = {R: ["run"], RH: ["run"], M: ["attend", "append"], A: ["append"], O: ["append", "run"], P: ["append", "check"], H: ["attend", "check"], "host.hpp": ["append", "attend", "check"],
          "element.cuh": ["append", "attend"]}
 
+PF, PS, PT = "prefill.cuh", "prefill_stream.cuh", "prefill_tile.cuh"
+UNITS |= {PF: ["prefill_f16"], PS: ["prefill_f16"], PT: ["prefill_f16"]}
+TESTS |= {PF: ["prefill"], PS: ["prefill"], PT: ["prefill"], M: [*TESTS[M], "prefill"], H: [*TESTS[H], "prefill"]}
+
 # file, what it breaks, the text, what stands there instead; a fifth entry says why tests cannot notice.
 MUTANTS = [
     # Waits and barriers.
@@ -143,6 +147,46 @@ MUTANTS = [
     (RH, "open blocks mistaken for sealed", "to_open = op == KVC_OP_COPY_OPEN;\n  return {", "to_open = false;\n  return {"),
     (RH, "first layers only", "    p.n_commands = 0;\n    for", "    if (l > 100) break;\n    p.n_commands = 0;\n    for"),
     (RH, "self-overwriting gather taken", "std::find(g.src + i + 1, g.src + n_src, g.dst[i]) != g.src + n_src", "false"),
+    # Chunks.
+    (PF, "no barrier before the keys of a chunk", "    block_barrier();  // K is there; the last V was used\n", ""),
+    (PF, "no barrier before the values of a chunk", "    block_barrier();  // V is there; K was used\n", ""),
+    (PF, "no wait before the keys of a chunk", "    cp_async_wait<ahead - 1>();\n    block_barrier();  // K", "    block_barrier();  // K"),
+    (PF, "wait for the values of a chunk too weak", "    cp_async_wait<ahead - 1>();\n    block_barrier();  // V", "    cp_async_wait<ahead>();\n    block_barrier();  // V"),
+    (PF, "copies of a chunk left behind", "  cp_async_wait<0>();\n}", "}"),
+    (PF, "stages do not turn", "    if constexpr (ahead == 2) stages.turn();\n", ""),
+    (PS, "next keys over the values", "copy(runs.k, tile + 1, ids, stages.c());", "copy(runs.k, tile + 1, ids, stages.b());"),
+    (PS, "runs of a tile swapped", "stage + warp * (16 * staged_row(Dim))", "stage + (warp ^ 1u) * (16 * staged_row(Dim))"),
+    (PS, "ids of the first half for all", "warp < 2 ? ids.id[0] : ids.id[1]", "warp < 4 ? ids.id[0] : ids.id[1]"),
+    (PS, "ids of the tile before", "if constexpr (deep) ids = fetch(p, notes, tile + 2);", "if constexpr (deep) ids = fetch(p, notes, tile + 1);"),
+    (PS, "presence of the first tile for all", "    notes.write_present(present(ids));\n    if constexpr (deep)", "    if constexpr (deep)"),
+    (PS, "tokens past a chunk's length read", "has(tile) && token < length ? table", "has(tile) && token < length + 16 ? table"),
+    (PS, "ids past the pool present", "static_cast<uint32_t>(ids.id[1]) < pool", "static_cast<uint32_t>(ids.id[1]) <= pool * 1000u"),
+    (PS, "last tile of a warp passed over", "return word(0) <= tile && tile < word(1);", "return word(0) <= tile && tile + 1 < word(1);"),
+    (PS, "a tile too many not masked", "return word(2) <= tile && tile < word(3);", "return word(2) <= tile && tile <= word(3);"),
+    (PS, "queries of head 0 in a chunk", "a.head * p.group + packed % p.group);\n  if (plain)", "packed % p.group);\n  if (plain)"),
+    (PS, "queries on any address copied whole", "& 15u) == 0", "& 1u) == 0"),
+    (PT, "far steps of a row misplaced", "(pairs >> 2) * 128", "(pairs >> 2) * 64"),
+    (PT, "second band with the first's queries", "ldmatrix4(a[m], at + m * 16 * staged_row(Dim))", "ldmatrix4(a[m], at)"),
+    (PT, "sums of both rows together", "sum[i / 2] += score[n][i];", "sum[0] += score[n][i];"),
+    (PT, "reference lifted for half the rows", "top[i / 2] = larger(score[n][i], top[i / 2]);", "top[0] = larger(score[n][i], top[0]);"),
+    (PF, "causal chunk sees the next key", "p.causal != 0 ? at : INT32_MAX", "p.causal != 0 ? most(at, at + 1) : INT32_MAX"),
+    (PF, "window of a chunk a key short", "static_cast<int64_t>(at) - p.window + 1;", "static_cast<int64_t>(at) - p.window + 2;"),
+    (PF, "mask of the neighbour's tokens", "seen >> (lane % 4 * 2)", "seen >> (lane % 2 * 2)"),
+    (PF, "absent keys of a chunk seen", "by_slot ? present & tokens_between(tile, range)", "by_slot ? tokens_between(tile, range)"),
+    (PF, "key positions of the first tile for all", "static_cast<int64_t>(tile) * prefill_tokens);", "0);"),
+    (PF, "scores of a chunk not scaled", "      s *= p.scale_log2;\n", ""),
+    (PF, "scores of a chunk written past its length", "if (slot + n * 8 + i < mine.length) to", "if (slot + n * 8 + i < mine.length + 8) to"),
+    (PF, "lowest position of the first rows only", "      low = least(low, at);\n", ""),
+    (PF, "positions of half the lanes", "for (uint32_t x = 1; x < 32; x *= 2)", "for (uint32_t x = 1; x < 16; x *= 2)"),
+    (PF, "warps share rows", "a.first_packed += static_cast<int32_t>(warp) * Tile::rows;", "a.first_packed += static_cast<int32_t>(warp / 2) * Tile::rows;"),
+    (PF, "sink of a chunk dropped", "const joined j = join(lse, sink);", "const joined j = join(lse, minus_infinity());"),
+    (PF, "wrong base of a chunk's log-sum-exp", "fast_log2(band.sum[r]) - band.minus_top[r]", "fast_log2(band.sum[r]) * 0.693147f - band.minus_top[r]"),
+    (PF, "sequences that neither kernel takes", "a.rows <= p.few_rows ||", "a.rows <= p.few_rows + 1 ||"),
+    (M, "chunks overwritten by partial states", "    if (p.only_short != 0 && end - first > p.max_q) return;\n", ""),
+    (H, "kernel chosen by the batch", "(fixed || 2 * prefill_blocks", "(2 * prefill_blocks"),
+    (H, "tile chosen by the bound on rows", "const bool wide = fixed ||", "const bool wide ="),
+    (H, "prefill without rows' starts", "if (p.few_rows == 0 || p.q_start == nullptr) return 0;", "if (p.few_rows == 0) return 0;",
+     "one row a sequence is decode's in any case: the blocks that this saves would end at once"),
     # Host code.
     (H, "workspace one byte short", "return static_cast<size_t>(partial_bytes_o(p) + partial_rows(p) * p.splits * 4);", "return static_cast<size_t>(partial_bytes_o(p) + partial_rows(p) * p.splits * 4 - 4);"),
     (H, "sink forgotten in the merge", "  m.sink_logit = d.sink_logit;\n", ""),
