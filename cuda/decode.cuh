@@ -294,8 +294,8 @@ KVCACHE_DEVICE void write_value(const decode_params& p, const decode_place& a, i
   const float sink = p.sink_logit != nullptr ? p.sink_logit[q_head] * 1.44269504088896341f : minus_infinity();
   const joined j = join(lse, sink);
   const float total = j.a + j.b;
-  if (p.out.data != nullptr) {
-    store_value(row_of(p.out, row, q_head), p.out.type, d, total > 0 ? value * (j.a / total) : 0.0f);
+  if (p.out.data != nullptr) {  // rounded as in merge.cuh: one split gives the bits of several
+    store_value(row_of(p.out, row, q_head), p.out.type, d, total > 0 ? value * j.a / total : 0.0f);
   }
   if (d == 0 && p.lse2 != nullptr) {
     p.lse2[row * p.lse_row_stride + q_head] = total > 0 ? fast_log2(total) + j.top : minus_infinity();
