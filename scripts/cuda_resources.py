@@ -13,33 +13,14 @@ import pathlib
 import re
 import sys
 
+from cuda_kernels import Kernel
+
 HERE = pathlib.Path(__file__).resolve().parent.parent
 # Shared memory of a multiprocessor and the most that one block may have, KiB (CUDA C++ Programming Guide, table of
 # technical specifications per compute capability); 1 KiB per block is the system's.
 SHARED = {"80": (164, 163), "86": (100, 99), "89": (100, 99), "90": (228, 227), "100": (228, 227), "120": (100, 99)}
 WARPS = {"80": 64, "86": 48, "89": 48, "90": 64, "100": 64, "120": 48}
 THREADS = 128
-DECODE = re.compile(r"6decodeILNS1_9half_kindE(\d)ELi(\d+)ELb(\d)ELb(\d)E")
-PLAIN = re.compile(r"gpu\d+([a-z_]+)E")
-# append_shared_bytes in cuda/append_params.hpp; seal_shared_bytes in cuda/code_params.hpp for the largest cell: 128
-# slots of 256 channels, a scale per 8 of them.
-PLAIN_SHARED = {"append_rows": 4608, "append_codes": 4608, "seal_cells": 128 * (2 * 256 + 16) + 4 * (128 * 32 + 32)}
-
-
-def shared_bytes(dim):
-    """As decode_shared_bytes in cuda/params.hpp."""
-    row = dim * 2 if dim % 64 == 0 else dim * 2 + 16
-    return 4 * 3 * (16 if dim > 128 else 32) * row
-
-
-def readable(mangled):
-    m = DECODE.search(mangled)
-    if m:
-        kind, dim, wide, extras = (int(x) for x in m.groups())
-        name = f"decode {'bf16' if kind else 'f16'} {dim} {'wide' if wide else 'narrow'}{' extras' if extras else ''}"
-        return name, shared_bytes(dim)
-    m = PLAIN.search(mangled)
-    return (m.group(1), PLAIN_SHARED.get(m.group(1), 0)) if m else (mangled, 0)
 
 
 def blocks_each(arch, registers, shared):
@@ -64,7 +45,8 @@ def read_logs(build):
                 continue
             if kernel is None:
                 continue
-            name, shared = readable(kernel)
+            k = Kernel(kernel)
+            name, shared = k.name, k.shared
             m = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
             if m and any(int(x) for x in m.groups()):
                 errors.append(f"{name} sm_{arch}: local memory ({line.strip()})")

@@ -19,14 +19,17 @@ import argparse, glob, json, os, re, shutil, subprocess, sys, tempfile
 from collections import Counter, defaultdict
 from math import prod
 
+from cuda_kernels import Kernel
+
 # name: (SM target, SMs, GHz under load, HBM TB/s).  Clocks are assumptions: a lower clock raises every share.
 GPUS = {"A100-80": ("80", 108, 1.41, 2.039), "H100@1.755": ("90", 132, 1.755, 3.35), "H100@1.98": ("90", 132, 1.98, 3.35),
         "H200@1.755": ("90", 132, 1.755, 4.8), "H200@1.98": ("90", 132, 1.98, 4.8), "B200": ("100", 148, 1.85, 8.0)}
 SM = {"80": dict(smem=164, warps=64), "90": dict(smem=228, warps=64), "100": dict(smem=228, warps=64)}
-# What the decode kernels with 128 channels are held to on sm_90, per byte of keys and values that they stream.
-LIMITS = {"narrow": 0.024, "wide": 0.035}
+# What the decode kernels with 128 channels are held to on sm_90, per byte of keys and values that they stream; codes are
+# counted without their scales.
+LIMITS = {("f16", 0): 0.024, ("f16", 1): 0.035, ("bf16", 0): 0.024, ("bf16", 1): 0.035, ("e4m3", 0): 0.060,
+          ("int8", 0): 0.070, ("int4", 0): 0.13}
 MOST_WAVEFRONTS, MOST_SHARE, LEAST_FLIGHT_KIB = 0.0166, 0.85, 25
-DECODE = re.compile(r"6decodeILNS1_9half_kindE(\d)ELi(\d+)ELb(\d)ELb(\d)E")
 ISSUE, LATENCY_NS = 4.0, 700.0   # issue slots per cycle per SM; assumed loaded HBM latency for the bytes-in-flight target
 # Capacity, in warp-instructions per cycle per SM, of each shared resource (assumptions, see the report's notes).
 POOLS = {  # pool: (pipes drawing on it, {arch: capacity})
@@ -187,7 +190,7 @@ def path(bs, h, body, inner, dom, weight, best):
     return p[::-1]
 
 
-def analyse(bs, wide, trips, tma):
+def analyse(bs, wide, trips, tma, products=False):
     """The innermost loops with KV loads and math: per-iteration counts on the steady path and on the longest path."""
     ls, dom = loops(bs)
     kv = lambda i: i.bytes if i.pipe == "LDGSTS" or (i.pipe == "LDG" and i.bits >= wide) else tma if i.pipe == "TMA" else 0
@@ -199,9 +202,9 @@ def analyse(bs, wide, trips, tma):
     for h, body in cand.items():
         inner = {g: b for g, b in ls.items() if g != h and b < body}
         mult = lambda b: prod(trips.get(bs[g][0], 1) for g in inner if b in inner[g])
-        weight = lambda b: (mult(b) * sum(map(kv, bs[b][1])), mult(b) * len(bs[b][1]))
+        weight = lambda b: (mult(b) * sum(map(kv, bs[b][1])), mult(b) * len(bs[b][1]), mult(b) * sum(i.mma for i in bs[b][1]))
         one = {}
-        for mode, best in (("steady", lambda v: (v[0], -v[1])), ("longest", lambda v: v[1])):
+        for mode, best in (("steady", lambda v: (products * v[2], v[0], -v[1])), ("longest", lambda v: v[1])):
             p = path(bs, h, body, inner, dom, weight, best)
             c, wave, mma, nb = Counter(), 0, 0.0, 0
             for b in p:
@@ -234,7 +237,8 @@ def report(path_, a):
                 if name in use and re.search(a.kernel, name):
                     spill = sum(i.pipe == "SPILL" for b in bs for i in b[1])
                     k = dict(file=os.path.basename(path_), kernel=name, arch=arch, spill_insns=spill, code=sum(len(b[1]) for b in bs), **use[name])
-                    k["loops"] = analyse(bs, a.wide, dict((t.split("=")[0], int(t.split("=")[1])) for t in a.trip), a.tma_bytes)
+                    k["loops"] = analyse(bs, a.wide, dict((t.split("=")[0], int(t.split("=")[1])) for t in a.trip), a.tma_bytes, a.prefill)
+                    count_codes(k, bs, a)
                     derive(k, a); out.append(k)
                     if a.blocks:
                         for b in bs:
@@ -242,9 +246,20 @@ def report(path_, a):
     return out
 
 
+def count_codes(k, bs, a):
+    """The order of loops in the code; and in packed kernels what a tile holds instead of what its copies would move if
+    all lanes took part, which those of scales do not."""
+    place = {b[0]: i for i, b in enumerate(bs)}
+    for lp in k["loops"]:
+        lp["order"] = place[lp["label"]]
+    kernel = Kernel(k["kernel"])
+    if a.decode and kernel.tile_bytes and (lp := main_loop(k, kernel)):
+        lp["steady"]["bytes"] = kernel.tile_bytes
+
+
 def derive(k, a):
     arch, warps = k["arch"], a.threads // 32
-    dynamic = decode_shared(k["kernel"]) if a.decode else a.smem
+    dynamic = Kernel(k["kernel"]).shared if a.decode or a.prefill else a.smem
     lim = SM.get(arch)
     if lim:
         regs = max(1, -(-k["REG"] * 32 // 256) * 256)                    # registers per warp, allocated in units of 256
@@ -265,42 +280,37 @@ def derive(k, a):
                                     **{p: sum(amount.get(x, 0) for x in xs) / n * bpc / cap[arch] for p, (xs, cap) in POOLS.items()})
 
 
-def decode_name(mangled):
-    kind, dim, wide, extras = (int(x) for x in DECODE.search(mangled).groups())
-    return f"decode {'bf16' if kind else 'f16'} {dim} {'wide' if wide else 'narrow'}{' extras' if extras else ''}"
-
-
-def decode_shared(mangled):
-    """As decode_shared_bytes in cuda/params.hpp."""
-    _, dim, _, _ = (int(x) for x in DECODE.search(mangled).groups())
-    row = dim * 2 if dim % 64 == 0 else dim * 2 + 16
-    return 4 * 3 * (16 if dim > 128 else 32) * row
+def main_loop(k, kernel):
+    """The loop that streams keys and values: of a packed kernel the first one, open blocks come after."""
+    found = [lp for lp in k["loops"] if lp["steady"]["bytes"] >= 1024]
+    if not found:
+        return None
+    return min(found, key=lambda lp: lp["order"]) if kernel.kind == "packed" else found[0]
 
 
 def decode_rows(a):
     """{(kernel, arch): row} of the plain decode kernels, and what breaks the limits."""
     rows, errors = {}, []
-    a.kernel = r"6decodeILNS1_9half_kindE\dELi\d+ELb\dELb0E"
+    a.kernel = r"(6decode|13decode_packed)I\w+ELb\dELb0E"
     for f in a.files:
         for k in report(f, a):
             if k["arch"] not in a.arch:
                 continue
-            name, where = decode_name(k["kernel"]), f"{decode_name(k['kernel'])} sm_{k['arch']}"
-            loops_ = [lp for lp in k["loops"] if lp["steady"]["bytes"] >= 1024]
-            if not loops_:
+            kernel = Kernel(k["kernel"])
+            where, lp = f"{kernel.name} sm_{k['arch']}", main_loop(k, kernel)
+            if lp is None:
                 errors.append(f"{where}: no loop with wide loads and math was found")
                 continue
-            lp = loops_[0]
             wave = lp["steady"]["wave"] / lp["steady"]["bytes"]
             flight = min(lp["flight"]) / 1024 if "flight" in lp else 0.0
             share = max((v[p] for v in lp["gpu"].values() for p in (*POOLS, "issue")), default=0.0)
-            rows[name, k["arch"]] = (round(lp["ipb"], 4), round(wave, 4), round(flight), round(share, 2))
-            if k["arch"] != "90" or " 128 " not in name + " ":
+            rows[kernel.name, k["arch"]] = (round(lp["ipb"], 4), round(wave, 4), round(flight), round(share, 2))
+            if k["arch"] != "90" or kernel.dim != 128:
                 continue
-            limit = LIMITS["wide" if "wide" in name else "narrow"]
-            if lp["ipb"] > limit:
+            limit = LIMITS.get((kernel.format, kernel.wide))
+            if limit and lp["ipb"] > limit:
                 errors.append(f"{where}: {lp['ipb']:.4f} instructions per byte, at most {limit}")
-            if wave > MOST_WAVEFRONTS:
+            if kernel.kind == "exact" and wave > MOST_WAVEFRONTS:
                 errors.append(f"{where}: {wave:.4f} wavefronts per byte, at most {MOST_WAVEFRONTS}")
             if share > MOST_SHARE:
                 errors.append(f"{where}: a pipe is busy {share:.2f} of the time, at most {MOST_SHARE}")
@@ -309,10 +319,29 @@ def decode_rows(a):
     return rows, errors
 
 
+def print_prefill(a):
+    """Per tile of 64 keys and warp, where nothing is masked: instructions, how many of them multiply, and at how many
+    instructions and wavefronts per product. `issue`, `lsu`: share of issue slots and of shared memory's time were the tensor
+    cores always busy."""
+    print(f"{'kernel':<20} {'arch':>4} {'insn':>5} {'mma':>4} {'insn/mma':>8} {'mma share':>9} {'waves/mma':>9} {'issue':>5} {'lsu':>5}")
+    a.kernel = r"7prefillI\w+ELb0E"
+    for f in a.files:
+        for k in report(f, a):
+            loops_ = [lp for lp in k["loops"] if lp["steady"]["mma"] >= 64]
+            if not loops_:
+                sys.exit(f"{f}: no loop with products was found")
+            s = loops_[0]["steady"]
+            each, wave = s["insns"] / s["mma"], s["wave"] / s["mma"]
+            rate = POOLS["mma"][1].get(k["arch"])
+            busy = f"{each * rate / ISSUE:>5.2f} {wave * rate / POOLS['lsu'][1][k['arch']]:>5.2f}" if rate else ""
+            print(f"{Kernel(k['kernel']).name:<20} {k['arch']:>4} {s['insns']:>5} {s['mma']:>4.0f} {each:>8.2f} {1 / each:>9.2f} {wave:>9.2f} {busy}")
+
+
 HEAD = """# SPDX-License-Identifier: Apache-2.0
 # Written by scripts/sass_report.py --decode --update. Computed from the machine code, not measured: nothing here was run
 # on a GPU. Per byte of keys and values: warp instructions of the main loop, shared-memory wavefronts; KiB under way per
-# multiprocessor; the largest share of a pipe's or the issue slots' time at saturated memory (H200 for sm_90).
+# multiprocessor; the largest share of a pipe's or the issue slots' time at saturated memory (H200 for sm_90). Packed formats: per
+# byte of codes, without scales.
 """
 
 
@@ -352,10 +381,14 @@ def main():
     ap.add_argument("--trip", action="append", default=[], metavar="LABEL=N", help="trip count of an inner loop (default 1)")
     ap.add_argument("--blocks", action="store_true", help="also print the basic blocks")
     ap.add_argument("--decode", action="store_true", help="the gate: this repository's decode kernels against --table")
+    ap.add_argument("--prefill", action="store_true", help="what the tiles of this repository's prefill kernels cost")
     ap.add_argument("--table", help="table to compare with"); ap.add_argument("--update", action="store_true", help="write the table")
     ap.add_argument("--arch", nargs="+", default=["90"], help="architectures of the gate"); a = ap.parse_args()
     if a.decode:
         gate(a)
+        return
+    if a.prefill:
+        print_prefill(a)
         return
     allk = []
     for f in a.files:
