@@ -132,9 +132,9 @@ std::vector<field> bench::card() const {
 attend_case shrunk(attend_case c, int32_t shrink) {
   if (shrink <= 1) return c;
   const auto part = [&](int32_t n) { return std::max(n / shrink / c.block, 1) * c.block; };
-  if (c.rows > 1) c.rows = std::min(part(c.rows), 64);
-  c.tokens = std::max(std::min(part(c.tokens), 256), c.rows);
-  c.batch = std::min(c.batch, 3);
+  if (c.rows > 1) c.rows = std::min(part(c.rows), 32);
+  c.tokens = std::max(std::min(part(c.tokens), 64), c.rows);
+  c.batch = std::min(c.batch, 2);
   return c;
 }
 

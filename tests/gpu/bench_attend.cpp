@@ -58,7 +58,7 @@ std::vector<row> measure(bench& b, const char* table, const std::vector<attend_c
           const attend_call call(b, c, p.layer, p.plan);
           call.attend(b);
           if (!call.plausible(b)) throw gpu_failure("results that are not finite, or all 0");
-          r.fields.emplace_back("splits", p.plan.splits);
+          if (c.rows == 1) r.fields.emplace_back("splits", p.plan.splits);
           add(b, c, call, r);
         }
       } catch (const gpu_failure& e) {
