@@ -92,7 +92,8 @@ TEST_CASE("exempt slots are left out of ranges and get code 0") {
       s.blocks = 3;
       CAPTURE(codes.type, codes.symmetric, scales.first, scales.second);
       same_bytes({s}, {command_of(KVC_OP_SEAL, 32, 0, 1, 1 << n % 3), command_of(KVC_OP_SEAL, 32, 1, 2, 0)},
-                 ++n, 2);
+                 n + 1, 2);
+      ++n;
     }
   }
 }
