@@ -160,12 +160,17 @@ KVCACHE_DEVICE void write_levels(const staged_cell& s, const coded_plane& to, in
 KVCACHE_DEVICE void write_codes(const staged_cell& s, char* to, int64_t row_stride) {
   const code_form& f = s.form;
   const int32_t words = f.words(), all = f.rows() * words;
+  int32_t held = -1;  // levels change seldom, and cost a division
+  code_grid g{};
   for (int32_t n = static_cast<int32_t>(thread_index()); n < all; n += threads_of_block) {
     const int32_t row = n / words, w = n % words;
     const auto code = [&](int32_t i) {
       const int32_t token = f.keys ? i : row, channel = f.keys ? row : i;
       if (token < s.exempt) return 0u;
-      const code_grid g = grid_of(f, s.levels_at(f.scale_index(token, channel)));
+      if (const int32_t index = f.scale_index(token, channel); index != held) {
+        g = grid_of(f, s.levels_at(index));
+        held = index;
+      }
       return encoded(f, g, s.value(token, channel));
     };
     store_word(to + row * row_stride + w * 4, code_word(f, w, code));
