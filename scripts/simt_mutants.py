@@ -34,7 +34,7 @@ TESTS = {QF: ["packed"], QS: ["packed"], QT: ["packed"], QD: ["packed"], QH: ["p
 
 PF, PS, PT = "prefill.cuh", "prefill_stream.cuh", "prefill_tile.cuh"
 UNITS |= {PF: ["prefill_f16"], PS: ["prefill_f16"], PT: ["prefill_f16"]}
-TESTS |= {PF: ["prefill"], PS: ["prefill"], PT: ["prefill"], M: [*TESTS[M], "prefill"], H: [*TESTS[H], "prefill"]}
+TESTS |= {D: ["attend", "prefill"], PF: ["prefill"], PS: ["prefill"], PT: ["prefill"], M: [*TESTS[M], "prefill"], H: [*TESTS[H], "prefill"]}
 
 # file, what it breaks, the text, what stands there instead; a fifth entry says why tests cannot notice.
 MUTANTS = [
@@ -240,6 +240,7 @@ MUTANTS = [
     (PF, "sink of a chunk dropped", "const joined j = join(lse, sink);", "const joined j = join(lse, minus_infinity());"),
     (PF, "wrong base of a chunk's log-sum-exp", "fast_log2(band.sum[r]) - band.minus_top[r]", "fast_log2(band.sum[r]) * 0.693147f - band.minus_top[r]"),
     (PF, "sequences that neither kernel takes", "a.rows <= p.few_rows ||", "a.rows <= p.few_rows + 1 ||"),
+    (D, "a sink rounded otherwise than in the merge", "total > 0 ? value * j.a / total : 0.0f", "total > 0 ? value * (j.a / total) : 0.0f"),
     (M, "chunks overwritten by partial states", "    if (p.only_short != 0 && end - first > p.max_q) return;\n", ""),
     (H, "kernel chosen by the batch", "(fixed || 2 * prefill_blocks", "(2 * prefill_blocks"),
     (H, "tile chosen by the bound on rows", "const bool wide = fixed ||", "const bool wide ="),

@@ -43,7 +43,8 @@ enum { KVC_USE_FIXED_SPLITS = 512 };
 /// Makes a plan for kvc_cuda_attend, or answers why there is none: KVC_UNSUPPORTED plus the field. Host only,
 /// needs no driver and no data pointers; serves all layers and steps. in->width: multiprocessors of the
 /// device, 0 = 132. Of the plan: `splits` parts and `row_block` packed rows (query row x head of the group)
-/// per block of threads, `head_block` keys per split at absolute slots (0: dealt out evenly),
+/// per block of threads (64 or 128: chunks have a kernel of their own, the parts are of shorter sequences),
+/// `head_block` keys per split at absolute slots (0: dealt out evenly),
 /// `workspace_bytes` for partial results.
 KVC_API kvc_status kvc_cuda_plan(const kvc_plan_in* in, kvc_plan* plan, kvc_error* error);
 
