@@ -150,7 +150,8 @@ program correctness 120 gpu_check
 # The sanitizer is not everywhere, and not every machine lets it work: that is said, and is no fault of the library. It
 # sees a part of the cases, because it makes them many times slower.
 [ -n "$sanitizer" ] || sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-cases='splits change nothing*,several query rows*,heads may go to slots*,merge joins*,command lists move*,padding rows*'
+cases='splits change nothing*,several query rows*,heads may go to slots*,merge joins*,a kept slot*,padding rows*'
+cases+=',absent packed and open*,rows of a chunk*,exempt slots are left out*'
 sanitize() {
   local tool=$1
   wanted "$tool" || return 0

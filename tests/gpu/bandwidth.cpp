@@ -117,6 +117,8 @@ int measure_all(const arguments& a) {
   part("Moves", measure_moves);
   part("Prefill", measure_prefill);
   part("Decode", measure_decode);
+  const std::vector<row> targets = targets_of(rows);
+  rows.insert(rows.end(), targets.begin(), targets.end());
   bool failed = false;
   for (const row& r : rows) failed = failed || r.refused.rfind(failed_mark, 0) == 0;
   std::vector<field> common = b.card();

@@ -38,6 +38,14 @@ void add_prefill(bench& b, const attend_case& c, const attend_call& call, row& r
   r.fields.emplace_back("TFLOP/s", us.median > 0 ? flops / us.median / 1e6 : 0);
 }
 
+/// A line as soon as there is one, so that a run that is stopped has told what it knew.
+void tell(const row& r) {
+  std::string line = r.table;
+  for (const field& f : r.fields) line.append(" ").append(f.is_text ? f.text : number_text(f.number, 4));
+  std::printf("%s %s\n", line.c_str(), r.refused.c_str());
+  std::fflush(stdout);
+}
+
 /// One row per case; a case that fails becomes a row that says so, and the rest goes on.
 template <class Add>
 std::vector<row> measure(bench& b, const char* table, const std::vector<attend_case>& cases, Add&& add) {
@@ -65,6 +73,7 @@ std::vector<row> measure(bench& b, const char* table, const std::vector<attend_c
         r.refused = std::string(failed_mark) + e.what();
       }
     }
+    tell(r);
     rows.push_back(r);
   }
   return rows;

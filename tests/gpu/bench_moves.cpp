@@ -134,7 +134,7 @@ double seconds_now() {
 /// Microseconds that the host is busy with one call, of 100 that fit the queue of launches.
 template <class Call>
 spread host_us(bench& b, Call&& call) {
-  constexpr int32_t calls = 100;
+  const int32_t calls = std::max(100 / b.options.shrink, 1);
   std::vector<double> all;
   for (int32_t pass = 0; pass < b.options.times + 1; ++pass) {
     b.stream.wait();

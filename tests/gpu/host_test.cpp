@@ -162,6 +162,29 @@ TEST_CASE("a row without figures is in both reports with its reason") {
           "\n### Moves\n\n| what | GB/s |\n| --- | --- |\n| a\\|b | nan |\n");
 }
 
+TEST_CASE("targets are judged by rows of 2 GB or more") {
+  const auto decode = [](const char* format, double mb, double part) {
+    return row{"Decode", {{"format", format}, {"KV MB", mb}, {"of ceiling", part}}, {}};
+  };
+  const std::vector<row> out = targets_of({decode("f16", 2000, 0.95),
+                                           decode("f16", 1999, 0.1),
+                                           decode("f16", 4000, 0.89),
+                                           decode("f16", 5000, 0.91),
+                                           decode("int8", 3000, 0.8),
+                                           decode("int4", 3000, 0.6),
+                                           decode("e4m3", 10, 0.6),
+                                           {"Decode", {{"format", "K8V4"}}, "refused"},
+                                           {"Prefill", {{"format", "bf16"}}, {}}});
+  REQUIRE(markdown_of({}, out) ==
+          "\n### Decode of 2 GB or more\n\n"
+          "| format | rows | of ceiling, lowest | median | aim | reached |\n"
+          "| --- | --- | --- | --- | --- | --- |\n"
+          "| f16 | 3 | 0.89 | 0.91 | 0.9 | by half |\n"
+          "| int8 | 1 | 0.8 | 0.8 | 0.8 | yes |\n"
+          "| int4 | 1 | 0.6 | 0.6 | 0.7 | no |\n"
+          "\nWithout figures:\n\n- e4m3: no such row (1 row)\n");
+}
+
 TEST_CASE("twins agree with themselves, and a difference in any word of any case is noticed") {
   const std::vector<twin_side> all = twins_on_machine();
   REQUIRE(all.size() > 20);

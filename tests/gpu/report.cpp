@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "gpu/statistics.hpp"
+
 namespace kvcache::gpu_check {
 namespace {
 
@@ -74,6 +76,42 @@ std::string refusals_of(const std::string& table, const std::vector<row>& rows) 
 }
 
 }  // namespace
+
+std::vector<row> targets_of(const std::vector<row>& rows) {
+  const auto value = [](const row& r, const char* name) -> const field* {
+    const auto at =
+        std::find_if(r.fields.begin(), r.fields.end(), [&](const field& f) { return f.name == name; });
+    return at != r.fields.end() ? &*at : nullptr;
+  };
+  std::vector<std::string> formats;
+  for (const row& r : rows) {
+    if (r.table == "Decode" && r.refused.empty()) add_once(formats, value(r, "format")->text);
+  }
+  std::vector<row> out;
+  for (const std::string& format : formats) {
+    std::vector<double> parts;
+    for (const row& r : rows) {
+      if (r.table != "Decode" || !r.refused.empty() || value(r, "format")->text != format) continue;
+      if (value(r, "KV MB")->number >= 2000) parts.push_back(value(r, "of ceiling")->number);
+    }
+    const double aim = format == "f16" || format == "bf16"    ? 0.9
+                       : format == "e4m3" || format == "int8" ? 0.8
+                                                              : 0.7;
+    row line{
+        "Decode of 2 GB or more", {{"format", format}, {"rows", static_cast<int64_t>(parts.size())}}, {}};
+    if (parts.empty()) {
+      line.refused = "no such row";
+    } else {
+      const spread s = spread_of(parts);
+      line.fields.emplace_back("of ceiling, lowest", s.low);
+      line.fields.emplace_back("median", s.median);
+      line.fields.emplace_back("aim", aim);
+      line.fields.emplace_back("reached", s.low >= aim ? "yes" : s.median >= aim ? "by half" : "no");
+    }
+    out.push_back(line);
+  }
+  return out;
+}
 
 std::string number_text(double v, int digits) {
   char text[64];
