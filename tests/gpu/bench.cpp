@@ -84,6 +84,11 @@ void bench::forget_cache() {
                "read");
 }
 
+void bench::warm_up() {
+  for (int32_t i = 0; i < std::max(10000 / options.shrink, 1); ++i) forget_cache();
+  stream.wait();
+}
+
 double bench::read_ceiling(int64_t bytes) {
   const int64_t wanted =
       std::min<int64_t>((bytes + 15) / 16 * 16, static_cast<int64_t>(pool.size()) / 16 * 16);

@@ -48,6 +48,8 @@ class bench {
   /// Microseconds in which the best of the reading kernels reads `bytes`, rounded up to 16.
   double read_ceiling(int64_t bytes);
   bool late() const;
+  /// About half a second of reading, in which the clocks go up.
+  void warm_up();
 
   /// The card as text: name, processors, memory, clocks, driver.
   std::vector<field> card() const;
