@@ -128,6 +128,12 @@ TEST_CASE("positions of a chunk's rows may come in any order and repeat") {
   a.softmax.causal = 0;
   a.softmax.window = INT32_MAX;
   check_against_double(w, a, {0, 1});
+  // The lowest and the highest come after a block's first 32 rows.
+  gpu_world one({1, 1, 64, 16, KVC_F16, layout::heads_first}, {300}, 5);
+  gpu_ask b = ask_of(one.geo, {100});
+  for (int32_t r = 0; r < 100; ++r) b.positions.push_back(r < 32 ? 150 : r % 2 != 0 ? r : 299 - r);
+  b.softmax.window = 20;
+  check_against_double(one, b, {0, 1});
 }
 
 TEST_CASE("every block size and every layout of the planes is read by its strides in chunks") {
