@@ -68,13 +68,13 @@ expect 1 '^  twins +FAILED: exit status 139' '^  replay +ok in'
 # One hangs.
 reset
 fake "$bin/gpu_replay" 'sleep 60'
-options=(--only twins,replay,loop --limit 1)
+options=(--only twins,replay,loop --limit 3)
 expect 1 '^  replay +FAILED: stopped after [1-9] s' '^  twins +ok' '^  loop +ok'
 
 # All time is gone before the last step.
-fake "$bin/gpu_twins" 'sleep 2'
-options=(--only twins,replay --seconds 1)
-expect 1 '^  twins +FAILED: stopped after' '^  replay +FAILED: not reached, the 1 s were over'
+fake "$bin/gpu_twins" 'sleep 20'
+options=(--only twins,replay --seconds 4)
+expect 1 '^  twins +FAILED: stopped after' '^  replay +FAILED: not reached, the 4 s were over'
 
 # One is missing.
 reset
