@@ -3,6 +3,7 @@
 // What a user says about his cache, and the geometry that follows from it. `resolve` is the only place where
 // sizes are decided: the cache allocates what it says, and the planner (plan.hpp) prints what it says.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -72,6 +73,13 @@ struct group_geometry {
   constexpr int32_t stored(int32_t tokens) const noexcept {
     return first_only ? std::min(tokens, block_size) : tokens;
   }
+  /// Blocks that hold that many slots, and a slot's number in its block: without a division, which every
+  /// extend would wait for. Requires: not negative.
+  constexpr int32_t blocks_for(int32_t slots) const noexcept {
+    const auto size = static_cast<uint32_t>(block_size);
+    return static_cast<int32_t>((static_cast<uint32_t>(slots) + size - 1) >> std::countr_zero(size));
+  }
+  constexpr int32_t inside(int32_t slot) const noexcept { return slot & (block_size - 1); }
   /// Blocks of the group in the first `units` nodes of a text.
   constexpr int32_t blocks_of_units(int32_t units) const noexcept {
     return first_only ? std::min(units, 1) : units * per_unit;
@@ -81,7 +89,7 @@ struct group_geometry {
   /// Leading tokens of a text that the query which is its `tokens`-th token reads packed; whole blocks.
   constexpr int32_t sealed_at(int32_t tokens) const noexcept {
     const int64_t final = int64_t{tokens} - format.residual;
-    return final <= 0 ? 0 : static_cast<int32_t>(final - final % block_size);
+    return final <= 0 ? 0 : static_cast<int32_t>(final & -int64_t{block_size});
   }
 
   /// Bytes of all its planes, open blocks included.

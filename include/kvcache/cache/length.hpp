@@ -30,10 +30,10 @@ status collect(core<Traits>& c, int32_t i, int32_t n, demand (&d)[max_groups]) n
   int32_t copies = 0;
   for (int32_t g = 0; g < c.geo.groups; ++g) {
     const group_geometry& x = c.geo.group[g];
-    const int32_t end = std::max(ceil_div(x.stored(q.held + n), x.block_size), x.reserve_blocks);
+    const int32_t end = std::max(x.blocks_for(x.stored(q.held + n)), x.reserve_blocks);
     d[g].blocks = std::max(0, end - q.columns[g]);
-    if (x.stored(q.held) % x.block_size != 0) {
-      const auto last = static_cast<size_t>(q.held / x.block_size);
+    if (x.inside(x.stored(q.held)) != 0) {
+      const auto last = static_cast<size_t>(x.blocks_for(q.held) - 1);
       d[g].copy = c.pool.pool(g).immutable(c.seqs.table(i, g)[last]);
       if (x.format.lossy) d[g].open_copy = c.pool.open(g).immutable(c.seqs.open_table(i, g)[last]);
     }
