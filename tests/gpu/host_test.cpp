@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the programs for a GPU compute on the host: cases, bytes, operations, medians, tables; and that the
 // comparison of twins notices differences.
+#include <algorithm>
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -194,8 +195,13 @@ TEST_CASE("twins agree with themselves, and a difference in any word of any case
     CAPTURE(c.name);
     REQUIRE(names.insert(c.name).second);
     const std::vector<uint32_t> in = twin_inputs(c, 3);
-    std::vector<uint32_t> out(size_t{c.warps} * 32 * c.out_words, 0xdeadbeefu);
+    const size_t words = size_t{c.warps} * 32 * c.out_words;
+    std::vector<uint32_t> out(words + 64, 0xdeadbeefu);
     REQUIRE(side.run(in, out).empty());
+    // A lane writes its words and no others.
+    REQUIRE(std::count(out.begin(), out.begin() + int64_t(words), 0xdeadbeefu) == 0);
+    REQUIRE(std::count(out.begin() + int64_t(words), out.end(), 0xdeadbeefu) == 64);
+    out.resize(words);
     const twin_result same = compare_twins(c, in, out, out);
     REQUIRE(same.ok());
     REQUIRE(same.words > 0);

@@ -253,7 +253,7 @@ struct rounding_case {
   static constexpr twin_case about{
       .name = "mul_rn, add_rn, div_rn, fused, larger",
       .in = {word::floats, word::floats, word::floats, word::normal, word::normal, word::normal},
-      .out_words = 8,
+      .out_words = 10,
       .same = rule::f32,
       .warps = 4096};
   KVCACHE_DEVICE static void lane(const uint32_t* in, uint32_t* out) {
