@@ -73,12 +73,13 @@ struct group_geometry {
   constexpr int32_t stored(int32_t tokens) const noexcept {
     return first_only ? std::min(tokens, block_size) : tokens;
   }
-  /// Blocks that hold that many slots, and a slot's number in its block: without a division, which every
-  /// extend would wait for. Requires: not negative.
+  /// Blocks that hold that many slots: without a division, which every extend would wait for. Requires: not
+  /// negative.
   constexpr int32_t blocks_for(int32_t slots) const noexcept {
     const auto size = static_cast<uint32_t>(block_size);
     return static_cast<int32_t>((static_cast<uint32_t>(slots) + size - 1) >> std::countr_zero(size));
   }
+  /// A slot's number in its block. Requires: not negative.
   constexpr int32_t inside(int32_t slot) const noexcept { return slot & (block_size - 1); }
   /// Blocks of the group in the first `units` nodes of a text.
   constexpr int32_t blocks_of_units(int32_t units) const noexcept {
