@@ -154,13 +154,37 @@ TEST_CASE("a row's border matters, and so does the number of sealed slots") {
 
 TEST_CASE("all slots are sealed where no number is given") {
   for (const char* format : {"int8", "int4", "k8v4", "k=fp8,v=fp8"}) {
-    packed_world w({format, 1, 4, 128, 32}, {{1, 0}, {31, 0}, {33, 32}, {64, 64}, {95, 64}}, 15);
+    packed_world w({format, 1, 4, 128, 32}, {{1, 0}, {31, 0}, {33, 32}, {64, 64}, {95, 64}, {607, 0}}, 15);
     packed_ask a = usual(128);
     a.name_sealed = false;
     w.ask_queries(a);
     kvc_batch b = w.batch_of(a);
     b.open_table = nullptr;
     w.check(a, b, w.attend(a, b));
+  }
+}
+
+TEST_CASE("where no row reads open slots, what an open table names does not matter") {
+  for (const char* format : {"int8", "k=fp8,v=fp8"}) {
+    for (const int32_t group : {4, 16}) {
+      CAPTURE(format, group);
+      packed_world w({format, 1, group, 64, 32}, {{1, 1}, {40, 40}, {64, 64}, {95, 96}}, 24);
+      packed_ask a = usual(64);
+      w.ask_queries(a);
+      const auto before = w.attend(a, w.batch_of(a));
+      const int32_t* ids = w.open_table.data();
+      int32_t spare = 0;  // its numbers are NaN
+      while (std::find(ids, ids + w.open_table.size(), spare) != ids + w.open_table.size()) ++spare;
+      REQUIRE(spare < w.kv.open_blocks);
+      for (size_t i = 0; i < w.open_table.size(); ++i) w.open_table[i] = spare;
+      for (const bool named : {true, false}) {
+        a.name_sealed = named;
+        const kvc_batch b = w.batch_of(a);
+        const auto got = w.attend(a, b);
+        w.check(a, b, got);
+        REQUIRE(got.o == before.o);
+      }
+    }
   }
 }
 
@@ -207,7 +231,7 @@ TEST_CASE("absent packed and open blocks are not attended, and wild contents are
   for (const char* format : {"int8", "int4", "k=fp8,v=fp8"}) {
     for (const int32_t wild : {-1, INT32_MIN, 1 << 20, INT32_MAX}) {
       CAPTURE(format, wild);
-      packed_world w({format, 1, 4, 64, 32}, {{31, 0}, {200, 128}, {150, 128}}, 18);
+      packed_world w({format, 1, 4, 64, 32}, {{31, 0}, {200, 128}, {150, 128}, {900, 832}}, 18);
       packed_ask a = usual(64);
       w.ask_queries(a);
       const kvc_batch b = w.batch_of(a);
@@ -216,7 +240,9 @@ TEST_CASE("absent packed and open blocks are not attended, and wild contents are
       w.open_table[0] = wild;
       w.table[size_t(w.columns) + 1] = w.open_table[size_t(w.columns) + 5] = wild;
       w.table[size_t(w.columns) * 2 + 3] = wild;
-      w.absent = {{0, 0}, {1, 1}, {1, 5}, {2, 3}};
+      // Of the fourth one that a warp comes to later.
+      w.table[size_t(w.columns) * 3 + 21] = wild;
+      w.absent = {{0, 0}, {1, 1}, {1, 5}, {2, 3}, {3, 21}};
       const auto after = w.attend(a, b);
       REQUIRE(after.lse[0] == -INFINITY);
       REQUIRE(after.o != before.o);
@@ -243,6 +269,18 @@ TEST_CASE("absent packed and open blocks are not attended, and wild contents are
   w.sealed[1] = 64;
   const auto again = w.attend(a, b);
   REQUIRE(again.o == plain.o);
+}
+
+TEST_CASE("without a block of the exempt space first slots are read as the others") {
+  for (const char* format : {"kv4", "fp8"}) {
+    for (const int32_t id : {-1, INT32_MIN, 1000, INT32_MAX}) {
+      CAPTURE(format, id);
+      packed_world w({format, 1, 4, 64, 32, KVC_F16, 1}, {{70, 64}, {100, 64}, {20, 0}}, 24);
+      w.exempt_table[0] = w.exempt_table[2] = id;
+      w.unnamed = {0, 2};
+      check_packed(w, usual(64), {0});
+    }
+  }
 }
 
 TEST_CASE("CPU and CUDA agree over packed blocks through the same structs") {

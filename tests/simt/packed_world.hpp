@@ -182,7 +182,8 @@ class packed_world {
   float value(bool v, size_t s, int32_t slot, int32_t head, int32_t d, int32_t border) {
     const text_values& t = values_[s];
     const size_t at = (size_t(slot) * size_t(geo.heads) + size_t(head)) * size_t(geo.dim) + size_t(d);
-    const bool exact = slot < kv.exempt || slot >= border;
+    const bool exempt = slot < kv.exempt && std::find(unnamed.begin(), unnamed.end(), s) == unnamed.end();
+    const bool exact = exempt || slot >= border;
     return exact ? (v ? t.open_v : t.open_k)[at] : (v ? t.v : t.k)[at];
   }
 
@@ -441,6 +442,8 @@ class packed_world {
   }
 
  public:
+  /// Texts whose exempt slots are read as the others, since no block of the exempt space is named.
+  std::vector<size_t> unnamed;
   /// Blocks (text, column) that tables do not name any more.
   std::vector<std::pair<size_t, int32_t>> absent;
 
