@@ -121,6 +121,8 @@ KVCACHE_DEVICE void stage_queries(const decode_params& p, const decode_place& a,
 /// Every slot is read from the planes at hand.
 struct all_slots {
   KVCACHE_DEVICE bool elsewhere(int /*state*/, int32_t /*slot*/) const { return false; }
+  /// Bits of the slots of a warp's first tile that some row may read; the others are staged as zeros.
+  KVCACHE_DEVICE uint32_t wanted(int32_t /*tile*/) const { return ~0u; }
 };
 
 /// Scores of keys a row does not see become -infinity, also of those it reads `elsewhere`. With Extras also:
@@ -195,7 +197,8 @@ KVCACHE_DEVICE void stream_tiles(const decode_params& p, const Space& space, con
   const int32_t first_id = stream.fetch(tile), second_id = stream.fetch(tile + warps_of_block);
   int32_t next_id = stream.fetch(tile + 2 * warps_of_block);
   uint32_t stage_a = stage0, stage_b = stage0 + Stage, stage_c = stage_b + Stage;
-  const located at_first = stream.locate(tile, first_id);
+  located at_first = stream.locate(tile, first_id);
+  at_first.present &= slots.wanted(tile);
   stream.copy(stream.k, at_first, stage_a);
   stream.copy(stream.v, at_first, stage_b);
   queries.take(p, a, t, arena, lane);

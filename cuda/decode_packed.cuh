@@ -17,12 +17,15 @@ struct borders {
 };
 struct exempt_slots : borders {
   KVCACHE_DEVICE bool elsewhere(int /*state*/, int32_t slot) const { return slot >= exempt; }
+  KVCACHE_DEVICE uint32_t wanted(int32_t /*tile*/) const { return ~0u; }
 };
 struct sealed_slots : borders {
   KVCACHE_DEVICE bool elsewhere(int state, int32_t slot) const { return slot < exempt || slot >= row[state]; }
 };
 struct open_slots : borders {
   KVCACHE_DEVICE bool elsewhere(int state, int32_t slot) const { return slot < exempt || slot < row[state]; }
+  /// Open blocks need not hold the exempt slots, which a weight of 0 does not silence.
+  KVCACHE_DEVICE uint32_t wanted(int32_t tile) const { return tile == 0 ? ~0u << exempt : ~0u; }
 };
 
 /// Leading slots that a sequence reads from the exempt space.
@@ -277,7 +280,8 @@ decode_packed(KVCACHE_CONSTANT packed_params p) {
   }
   decode_place open = in_tiles(a, open_tokens);
   open.first = most(open.first, low / open_tokens);
-  open.last = least(open.last, (a.length + open_tokens - 1) / open_tokens);
+  // Where no row has open slots nothing is read: the ids there need not be those of blocks in use.
+  open.last = low < a.length ? least(open.last, (a.length + open_tokens - 1) / open_tokens) : 0;
   open.hot_first = most(open.hot_first, (most(high, own.exempt) + open_tokens - 1) / open_tokens);
   if (p.open.table != nullptr && open.first < open.last) {
     stream_tiles<Extras, Dim, stage, steps>(p.at, p.open, open, t, arena, warp, lane, queries_staged{queries},

@@ -188,6 +188,33 @@ TEST_CASE("where no row reads open slots, what an open table names does not matt
   }
 }
 
+TEST_CASE("open blocks need not hold the slots that are read from the exempt space") {
+  for (const int32_t exempt : {1, 4}) {
+    const std::string format = "int8:exempt=" + std::to_string(exempt);
+    for (const int32_t group : {4, 16}) {
+      for (const int32_t dim : {64, 80, 256}) {
+        CAPTURE(exempt, group, dim);
+        packed_world w({format.c_str(), 1, group, dim, 32, KVC_F16, exempt}, {{2, 0}, {30, 0}, {70, 32}}, 25);
+        for (size_t s = 0; s < 3; ++s) {
+          for (const kvc_plane* p : {&w.kv.open_k, &w.kv.open_v}) {
+            auto* block =
+                static_cast<std::byte*>(p->data) + w.open_table[s * size_t(w.columns)] * p->block_stride;
+            for (int32_t i = 0; i < exempt; ++i) {
+              std::memset(block + i * p->token_stride, 0xff, size_t(2 * dim));  // NaN
+            }
+          }
+        }
+        packed_ask a = usual(dim);
+        if (exempt == 1) {
+          a.rows = {1, 3, 2};
+          a.borders = {0, 0, 0, 0, 0, 32};
+        }
+        check_packed(w, a, {0});
+      }
+    }
+  }
+}
+
 TEST_CASE("open blocks may be bf16, and queries of any type") {
   for (const int32_t open : {KVC_F16, KVC_BF16}) {
     for (const int32_t q : {KVC_F32, KVC_F16, KVC_BF16}) {
