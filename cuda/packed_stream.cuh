@@ -85,7 +85,7 @@ struct packed_stream {
     if (spread) v.data += far(v_token, v.row_stride) + lane % chunks * 16;
     v.data = anew(v.data);
     const uint32_t chunk = lane & 15u;
-    v_scale = anew((lane < 16 ? v.scale : v.zero) + chunk * 16);
+    v_scale = anew((lane < 16 || v.zero == nullptr ? v.scale : v.zero) + chunk * 16);
     v_scale_to = anew((lane < 16 ? v_scales : v_zeros) + chunk * 16);
     has_scales =
         anew(chunk < 4u * static_cast<uint32_t>(groups) && (lane < 16 || v.zero != nullptr) ? 1u : 0u);
