@@ -15,8 +15,11 @@
 
 namespace kvcache::detail::gpu {
 
-/// Weights reach 2: times the largest scale of a block they stay within f16.
-inline constexpr int packed_lift = 1;
+/// Weights reach twice 2^weight_bits: times V's largest scale, of values from one end of f16's range to the
+/// other, they are just within f16, and weights of 2^-20 and less are still numbers when a scale is small.
+constexpr int weight_bits(packed_code v) {
+  return v == packed_code::e4m3 ? 7 : v == packed_code::u8 ? 5 : 1;
+}
 
 template <packed_code K, packed_code V, int Dim, bool Wide>
 struct packed_shape {
@@ -24,7 +27,7 @@ struct packed_shape {
   static constexpr int pieces = (Dim + 31) / 32;  ///< of 32 channels
   static constexpr int out_parts = V == packed_code::u4 ? 2 * pieces : Dim / 16;
   using softmax = online_softmax<Wide, Wide ? tokens / 8 : tokens / 16, Wide ? 2 * out_parts : out_parts,
-                                 packed_lift, most_value_groups(Dim)>;
+                                 weight_bits(V) + 1, most_value_groups(Dim), weight_bits(V)>;
 };
 
 template <packed_code K, packed_code V, int Dim, bool Wide>

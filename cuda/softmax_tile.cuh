@@ -24,8 +24,9 @@ KVCACHE_DEVICE float soft_capped(float y, float cap_log2) {
   return cap_log2 * (y < 0 ? -t : t);
 }
 
-/// `Sums` sums of a lane's weighted numbers per query row are kept beside the accumulators.
-template <bool Wide, int ScoreTiles, int OutTiles, int LiftAbove, int Sums = 0>
+/// `Sums` sums of a lane's weighted numbers per query row are kept beside the accumulators. Below: how far
+/// the reference is put below the largest score.
+template <bool Wide, int ScoreTiles, int OutTiles, int LiftAbove, int Sums = 0, int Below = 0>
 struct online_softmax {
   static constexpr int rows = Wide ? wide_rows : narrow_rows;
   static constexpr int score_tiles = ScoreTiles;
@@ -123,7 +124,7 @@ struct online_softmax {
         const float other = shuffle_xor(top, x);
         top = other > top ? other : top;
       }
-      const float wanted = -(top * factor);
+      const float wanted = Below == 0 ? -(top * factor) : float(Below) - top * factor;
       const float lower = wanted < minus_top[r] ? wanted : minus_top[r];
       const float scale = fast_exp2(lower - minus_top[r]);
       minus_top[r] = lower;

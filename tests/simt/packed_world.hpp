@@ -27,6 +27,7 @@ struct packed_geometry {
   int32_t heads = 1, group = 1, dim = 64, block = 32;
   int32_t open_type = KVC_F16;
   int32_t exempt = 0;  ///< as the format says
+  int32_t spike = -1;  ///< the only slot whose key is not 0; its first channel is 112
   int32_t q_heads() const { return heads * group; }
 };
 
@@ -294,7 +295,9 @@ class packed_world {
     t.v = t.k;
     for (size_t i = 0; i < all; ++i) {
       const size_t d = i % size_t(geo.dim), token = i / size_t(geo.heads * geo.dim);
-      t.open_k.push_back(rounded(normal(random) + (d % 13 == 5 ? 6.0f : 0.0f)));
+      const float k = normal(random) + (d % 13 == 5 ? 6.0f : 0.0f);
+      const bool peak = int64_t(token) == geo.spike && d == 0;
+      t.open_k.push_back(rounded(geo.spike < 0 ? k : peak ? 112.0f : 0.0f));
       t.open_v.push_back(rounded(normal(random) * (token % 7 == 2 ? 3.0f : 1.0f) + 0.2f));
     }
     for (int32_t c = 0; c * geo.block < slots; ++c) put_block(s, c, t);
