@@ -288,7 +288,7 @@ MUTANTS = [
     (QS, "packed: table read past the end", "tile < last && slot < end ?", "tile < last ?"),
     (QS, "packed: offsets of 32 bits", "return static_cast<uint64_t>(static_cast<uint32_t>(id)) * stride;", "return static_cast<uint32_t>(id) * stride;"),
     (QS, "packed: scales for minima of K", "(y < per_array ? k.scale : k.zero)", "(y < per_array ? k.scale : k.scale)"),
-    (QS, "packed: scales for minima of V", "anew((lane < 16 ? v.scale : v.zero)", "anew((v.zero == nullptr || lane < 16 ? v.scale : v.scale)"),
+    (QS, "packed: scales for minima of V", "anew((lane < 16 || v.zero == nullptr ? v.scale : v.zero)", "anew((lane < 16 || v.zero == nullptr ? v.scale : v.scale)"),
     (QS, "packed: slots past the end counted", "left > 0 ? there & ((bits{1} << left) - 1) : 0", "there",
      "no row's border lies behind the end, and slots behind its border are masked"),
     (QS, "packed: rows taken for dense", "dense = v.row_stride == chunks * 16;", "dense = true;"),
