@@ -8,8 +8,8 @@
 //   V by slot      sum w v = sum (w s) c + sum w z   the second sum is one number per row and channel group
 //
 // Products with codes and the sums over them are those of mma, in float; what is rounded is the query, the
-// query times a scale, and the weight times a scale, to f16. Folding K's scales: as in KVQuant and KIVI's
-// kernels, and compression texts since; here per block.
+// query times a scale, and the weight times a scale, to f16. Why this
+// order of sums: docs/decisions/0021.
 #include "packed_stream.cuh"
 #include "warp_tile.cuh"
 
