@@ -12,6 +12,7 @@
 //   ahead_ns     the same, asking for what is read 8 KiB later
 //   mixed_ns     the same with every value widened and multiplied G times (support/mixed.hpp), asking 4, 8 or
 //                12 KiB ahead, whichever is fastest: what one core, or two, could do at best
+//   cached_ns    the call itself over one block again and again, which stays in caches
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -40,7 +41,7 @@ void attend(benchmark::State& state, const shape& s) {
   if (bench::failed(state, m.layers() > 0, "no memory for the planes")) return;
   caller at(s, m);
   if (bench::failed(state, at.ready(), "this machine does not have the target")) return;
-  bench::rounds work, limit, read, fma, shuffled, ahead, mixed[3];
+  bench::rounds work, limit, read, fma, shuffled, ahead, cached, mixed[3];
   bool done = true, mixes = s.decode();
   int turn = 0;
   const double layer_bytes = double(m.bytes()) / m.layers();
@@ -51,6 +52,7 @@ void attend(benchmark::State& state, const shape& s) {
     const double ns = at.each_layer([&](int32_t layer) { done = done && at.call(layer); });
     if (s.decode()) shuffled.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer, false); }));
     if (s.decode()) ahead.add(at.each_layer([&](int32_t layer) { at.read_blocks(layer, true); }));
+    if (s.decode()) cached.add(at.each_layer([&](int32_t) { done = done && at.call_in_cache(); }));
     if (mixes) {
       bench::rounds& r = mixed[turn % 3];
       const size_t bytes = size_t{4096} * size_t(turn++ % 3 + 1);
@@ -73,6 +75,7 @@ void attend(benchmark::State& state, const shape& s) {
   state.counters["fma_ns"] = fma.best();
   state.counters["shuffled_ns"] = shuffled.median();
   state.counters["ahead_ns"] = ahead.median();
+  state.counters["cached_ns"] = cached.median();
   if (!mixes) return;
   state.counters["mixed_ns"] = std::min({mixed[0].median(), mixed[1].median(), mixed[2].median()});
 }

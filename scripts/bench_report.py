@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the results of the benchmark programs into one table, one JSON file, and the table in a document.
+"""Turns the results of the benchmark programs into one table, one JSON file, and the tables in a document.
 
 A row's value, limit and ratio are medians over the passes; low and high are the smallest and largest value.
 `ok` compares the median with the target. A quick run judges nothing: its figures mean nothing.
@@ -15,6 +15,8 @@ from datetime import date
 
 BEGIN = "<!-- table: scripts/bench.sh --document -->"
 END = "<!-- end of table -->"
+BOUNDS_BEGIN = "<!-- bounds: scripts/bench.sh --document -->"
+BOUNDS_END = "<!-- end of bounds -->"
 
 
 def collect(folder, programs):
@@ -71,6 +73,15 @@ def number(x):
     return f"{x:.3g}" if x < 100 else f"{x:.0f}"
 
 
+def aligned(head, lines):
+    width = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+
+    def text(cells):
+        return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, width)) + " |"
+
+    return "\n".join([text(head), "|" + "|".join("-" * (w + 2) for w in width) + "|", *map(text, lines)])
+
+
 def table(rows):
     head = ["row", "measured", "low to high", "unit", "limit", "times the limit", "target", "reached"]
     lines = []
@@ -81,12 +92,23 @@ def table(rows):
         lines.append([r["row"], number(r["value"]), f"{number(r['low'])} to {number(r['high'])}", r["unit"],
                       number(r["limit_value"]), "" if r["ratio"] is None else f"{r['ratio']:.2f}", target,
                       {None: "", True: "yes", False: "**no**"}[r["ok"]]])
-    width = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+    return aligned(head, lines)
 
-    def text(cells):
-        return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, width)) + " |"
 
-    return "\n".join([text(head), "|" + "|".join("-" * (w + 2) for w in width) + "|", *map(text, lines)])
+def bounds(collected):
+    """What bounds decode: times the limit, of loops that do less than attention. Rows with a target only."""
+    head = ["row", "computing alone", "blocks read alone", "read and multiplied", "attention", "target"]
+    lines = []
+    for (_, row), passes in collected.items():
+        if any(c not in p for p in passes for c in ("ahead_ns", "mixed_ns", "cached_ns", "target_ratio")):
+            continue
+        least = {"computing": ["cached_ns"], "read": ["shuffled_ns", "ahead_ns"], "mixed": ["mixed_ns"],
+                 "measured": ["ns_per_item"]}
+        ratio = {k: statistics.median(min(p[c] for c in names) / p["limit_ns"] for p in passes)
+                 for k, names in least.items()}
+        target = statistics.median(p["target_ratio"] for p in passes)
+        lines.append([row, *(f"{r:.2f}" for r in ratio.values()), f"≤ {target:.2f}"])
+    return aligned(head, lines)
 
 
 def machine():
@@ -104,16 +126,22 @@ def machine():
     return f"{name}, {os.cpu_count()} cores"
 
 
-def document(path, rows, passes):
+def between(path, text, begin, end, new):
+    if text.count(begin) != 1 or text.count(end) != 1:
+        sys.exit(f"error: {path} has no place for the table between {begin} and {end}")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{new}\n{end}{rest.split(end)[1]}"
+
+
+def document(path, rows, collected):
     with open(path, encoding="utf-8") as f:
         text = f.read()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        sys.exit(f"error: {path} has no place for the table")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
+    passes = max(len(v) for v in collected.values())
     note = f"Measured {date.today().isoformat()} on {machine()}; medians of {passes} passes."
+    text = between(path, text, BEGIN, END, f"{note}\n\n{table(rows)}")
+    text = between(path, text, BOUNDS_BEGIN, BOUNDS_END, bounds(collected))
     with open(path, "w", encoding="utf-8") as f:
-        f.write(f"{before}{BEGIN}\n{note}\n\n{table(rows)}\n{END}{after}")
+        f.write(text)
 
 
 def main():
@@ -140,7 +168,7 @@ def main():
             json.dump(rows, f, indent=1, ensure_ascii=False)
             f.write("\n")
     if a.document:
-        document(a.document, rows, max(len(v) for v in collected.values()))
+        document(a.document, rows, collected)
 
 
 main()

@@ -24,7 +24,8 @@ int64_t splits_of(int64_t kv_len) noexcept {
 /// States of all splits, kept apart until the last is there; used when splits are dealt to workers.
 struct partials {
   float* acc = nullptr;  ///< [rows][q_heads][splits][dim_v]
-  state* states = nullptr;
+  float* max = nullptr;  ///< [rows][q_heads][splits], as sum
+  float* sum = nullptr;
   int64_t splits = 0;
 };
 
@@ -34,7 +35,8 @@ partials carve_partials(carver& c, const kvc_plan& p) noexcept {
   out.splits = splits_of(p.max_kv);
   const int64_t count = int64_t{p.n} * p.max_q * p.q_heads * out.splits;
   out.acc = c.take<float>(count * p.dim_v);
-  out.states = c.take<state>(count);
+  out.max = c.take<float>(count);
+  out.sum = c.take<float>(count);
   return out;
 }
 
@@ -104,25 +106,24 @@ void write_row(const attend_job& job, int64_t row, int64_t q_head, state s, floa
   if (job.out.lse2 != nullptr) *lse_of(job.out, row, q_head) = lse;
 }
 
+void clear_totals(const attend_scratch& s, int64_t states) noexcept {
+  std::fill_n(s.total_max, states, minus_infinity);
+  std::fill_n(s.total_sum, states, 0.0f);
+}
+
 /// All splits of an item, one after the other.
 void run_whole(const attend_job& job, int32_t worker, int64_t number) noexcept {
   int64_t unused = 0;
   const attend_item item = locate(job, number, false, unused);
   const attend_scratch s = job.scratch_of(worker);
   const int32_t dim = job.plan.dim_v;
-  std::fill_n(s.total_max, item.states(), minus_infinity);
-  std::fill_n(s.total_sum, item.states(), 0.0f);
+  clear_totals(s, item.states());
   job.body.prepare(item, s);
   for (int64_t split = 0; split < splits_of(item.kv_len); ++split) {
     const tile_range range = visible_tiles(item, split);
     if (range.first >= range.last) continue;
     job.body.split(item, s, range);
-    for (int64_t i = 0; i < item.states(); ++i) {
-      state total{s.total_max[i], s.total_sum[i]};
-      join(total, s.total + i * dim, {s.max[i], fold_lanes(s.lanes + i * sum_lanes)}, s.acc + i * dim, dim);
-      s.total_max[i] = total.max;
-      s.total_sum[i] = total.sum;
-    }
+    job.body.join({item.states(), dim, s.total_max, s.total_sum, s.total, s.max, s.sum, s.acc});
   }
   for (int64_t i = 0; i < item.states(); ++i) {
     write_row(job, item.row_of(i), item.q_head_of(i), {s.total_max[i], s.total_sum[i]}, s.total + i * dim);
@@ -143,7 +144,8 @@ void run_split(const attend_job& job, int32_t worker, int64_t number) noexcept {
   }
   for (int64_t i = 0; i < item.states(); ++i) {
     const int64_t at = job.part_index(item.row_of(i), item.q_head_of(i)) + split;
-    job.parts.states[at] = any ? state{s.max[i], fold_lanes(s.lanes + i * sum_lanes)} : state{};
+    job.parts.max[at] = any ? s.max[i] : minus_infinity;
+    job.parts.sum[at] = any ? s.sum[i] : 0.0f;
     if (any) std::memcpy(job.parts.acc + at * dim, s.acc + i * dim, sizeof(float) * static_cast<size_t>(dim));
   }
 }
@@ -152,16 +154,21 @@ void run_split(const attend_job& job, int32_t worker, int64_t number) noexcept {
 void join_splits(const attend_job& job, int32_t worker, int64_t number) noexcept {
   int64_t unused = 0;
   const attend_item item = locate(job, number, false, unused);
-  float* acc = job.scratch_of(worker).total;
+  const attend_scratch s = job.scratch_of(worker);
+  const partials& parts = job.parts;
   const int32_t dim = job.plan.dim_v;
   const int64_t splits = job.splits(item.sequence);
-  for (int64_t s = 0; s < item.states(); ++s) {
-    const int64_t at = job.part_index(item.row_of(s), item.q_head_of(s));
-    state total;
+  clear_totals(s, item.states());
+  // The states of one row and kv head are neighbours here and there.
+  for (int64_t first = 0; first < item.states(); first += item.group) {
+    const int64_t at = job.part_index(item.row_of(first), item.q_head_of(first));
     for (int64_t i = at; i < at + splits; ++i) {
-      join(total, acc, job.parts.states[i], job.parts.acc + i * dim, dim);
+      job.body.join({item.group, dim, s.total_max + first, s.total_sum + first, s.total + first * dim,
+                     parts.max + i, parts.sum + i, parts.acc + i * dim, parts.splits});
     }
-    write_row(job, item.row_of(s), item.q_head_of(s), total, acc);
+  }
+  for (int64_t i = 0; i < item.states(); ++i) {
+    write_row(job, item.row_of(i), item.q_head_of(i), {s.total_max[i], s.total_sum[i]}, s.total + i * dim);
   }
 }
 

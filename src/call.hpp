@@ -41,6 +41,7 @@ inline attend_scratch carve_scratch(carver& c, const kvc_plan& p) noexcept {
   s.acc = c.take<float>(states * p.dim_v);
   s.max = c.take<float>(states);
   s.lanes = c.take<float>(states * sum_lanes);
+  s.sum = c.take<float>(states);
   s.weights = c.take<float>(states * tile_keys);
   s.k_tile = c.take<float>(int64_t{p.dim_k} * tile_keys);
   s.v_tile = c.take<float>(int64_t{p.dim_v} * tile_keys);

@@ -106,7 +106,8 @@ struct attend_scratch {
   float* q = nullptr;         ///< [states][dim_k], scaled; order within a head is the kernel's business
   float* acc = nullptr;       ///< [states][dim_v]
   float* max = nullptr;       ///< [states]
-  float* lanes = nullptr;     ///< [states][sum_lanes]
+  float* lanes = nullptr;     ///< [states][sum_lanes], while a split is being worked on
+  float* sum = nullptr;       ///< [states] these folded, once it is done
   float* weights = nullptr;   ///< [states][tile_keys]
   float* k_tile = nullptr;    ///< [dim_k][tile_keys]
   float* v_tile = nullptr;    ///< [tile_keys][dim_v]
@@ -172,6 +173,19 @@ struct fold_rows {
   bool ahead = false;  ///< scores and sums go on behind these, and are not in caches
 };
 
+/// States that are joined with those of the splits before.
+struct joined_states {
+  int64_t count = 0;
+  int32_t dim = 0;
+  float* max = nullptr;  ///< [count] of the total, as sum
+  float* sum = nullptr;
+  float* acc = nullptr;             ///< [count][dim]
+  const float* part_max = nullptr;  ///< `part_step` elements from state to state, as part_sum
+  const float* part_sum = nullptr;
+  const float* part_acc = nullptr;  ///< part_step * dim elements from state to state
+  int64_t part_step = 1;
+};
+
 /// One cell of an open block, as rows of dense columns: channels of K, or slots of V.
 struct cell_rows {
   const std::byte* at = nullptr;
@@ -193,8 +207,10 @@ struct kernel {
   int32_t target = 0;
   /// Loads and scales the item's queries into scratch.q.
   void (*prepare)(const attend_item&, const attend_scratch&) = nullptr;
-  /// Fresh states (acc, max, lanes) of the keys in the given tiles, for all rows of the item.
+  /// Fresh states (acc, max, sum) of the keys in the given tiles, for all rows of the item.
   void (*split)(const attend_item&, const attend_scratch&, tile_range) = nullptr;
+  /// total = join of total and part (state.hpp), for each state.
+  void (*join)(const joined_states&) = nullptr;
   /// Scores of one pass for all rows of the item into scratch.weights [states][tile_keys], capped, those of
   /// unseen keys anything; fills scratch.seen and returns its union, 0 = nothing was computed.
   uint64_t (*score)(const attend_item&, const attend_scratch&, tile_pass) = nullptr;

@@ -157,6 +157,17 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) n
       if (item.out->o != nullptr) add_values(item, t, seen, w, s.acc + state * dim_v);
     }
   }
+  for (int64_t i = 0; i < item.states(); ++i) s.sum[i] = fold_lanes(s.lanes + i * sum_lanes);
+}
+
+void join_states(const joined_states& j) noexcept {
+  for (int64_t i = 0; i < j.count; ++i) {
+    const int64_t at = i * j.part_step;
+    state total{j.max[i], j.sum[i]};
+    join(total, j.acc + i * j.dim, {j.part_max[at], j.part_sum[at]}, j.part_acc + at * j.dim, j.dim);
+    j.max[i] = total.max;
+    j.sum[i] = total.sum;
+  }
 }
 
 uint64_t score_tile(const attend_item& item, const attend_scratch& s, tile_pass pass) noexcept {
@@ -205,6 +216,6 @@ void unpack(const kvc_kv& kv, bool keys, int32_t id, int32_t head, float* to) no
 
 }  // namespace
 
-const kernel scalar_kernel = {KVC_TARGET_SCALAR, &prepare, &split, &score_tile, &fold, &unpack};
+const kernel scalar_kernel = {KVC_TARGET_SCALAR, &prepare, &split, &join_states, &score_tile, &fold, &unpack};
 
 }  // namespace kvcache::detail

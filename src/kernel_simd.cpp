@@ -23,6 +23,7 @@
 #include "simd.hpp"
 #include "simd_inner.hpp"
 #include "simd_scores.hpp"
+#include "simd_states.hpp"
 #include "simd_values.hpp"
 // These need what those above define.
 #include "simd_codes.hpp"
@@ -38,60 +39,6 @@ namespace kvcache::detail::HWY_NAMESPACE {
 void fold(const fold_rows&);      // score_simd.cpp
 bool packable(const cell_rows&);  // seal_simd.cpp
 bool pack(const side_format&, bool keys, const cell_rows&, const packed_rows&);
-
-// ---- weights ----
-
-/// A vector of scores, capped and masked.
-HWY_INLINE vec_f admit(vec_f s, int32_t v, uint64_t seen, float cap_log2) {
-  const tag_f d;
-  if (cap_log2 != 0) s = hn::Mul(hn::Set(d, cap_log2), tanh_fixed(s));
-  if (seen == ~uint64_t{0}) return s;
-  const uint64_t bits = seen >> (v * lanes);
-  uint8_t raw[8];
-  std::memcpy(raw, &bits, sizeof raw);
-  return hn::IfThenElse(hn::LoadMaskBits(d, raw), s, hn::Set(d, -HUGE_VALF));
-}
-
-/// Caps and masks a row's scores in place; returns their maximum and `top`.
-HWY_INLINE float admit_row(float* HWY_RESTRICT w, uint64_t seen, float cap_log2, float top) {
-  const tag_f d;
-  const bool as_they_are = cap_log2 == 0 && seen == ~uint64_t{0};
-  auto highest = hn::Set(d, top);
-  for (int32_t v = 0; v < key_vectors; ++v) {
-    auto s = hn::LoadU(d, w + v * lanes);
-    if (!as_they_are) {
-      s = admit(s, v, seen, cap_log2);
-      hn::StoreU(s, d, w + v * lanes);
-    }
-    highest = hn::Max(highest, s);
-  }
-  return hn::GetLane(hn::MaxOfLanes(d, highest));
-}
-
-/// Scores to weights, given their maximum `top`: weights, lane sums, rescaled accumulators.
-HWY_INLINE void soften(float* HWY_RESTRICT w, float top, float& max, float* HWY_RESTRICT sums,
-                       float* HWY_RESTRICT acc, int32_t dim_v) {
-  const tag_f d;
-  vec_f s[key_vectors];
-  const auto base = hn::Set(d, top);
-  for (int32_t v = 0; v < key_vectors; ++v) {
-    s[v] = exp2_weight(hn::Sub(hn::LoadU(d, w + v * lanes), base));
-    hn::StoreU(s[v], d, w + v * lanes);
-  }
-  const float shrink = top == max ? 1.0f : detail::exp2_weight(max - top);
-  max = top;
-  constexpr int32_t per = sum_lanes / lanes;
-  for (int32_t i = 0; i < per; ++i) {
-    const auto sum = hn::Add(hn::Add(s[i], s[per + i]), hn::Add(s[2 * per + i], s[3 * per + i]));
-    const auto before = hn::LoadU(d, sums + i * lanes);
-    hn::StoreU(hn::MulAdd(before, hn::Set(d, shrink), sum), d, sums + i * lanes);
-  }
-  if (shrink == 1.0f) return;
-  const tag_8 d8;
-  for (int32_t c = 0; c < dim_v; c += 8) {
-    hn::StoreU(hn::Mul(hn::LoadU(d8, acc + c), hn::Set(d8, shrink)), d8, acc + c);
-  }
-}
 
 // ---- the kernel ----
 
@@ -417,6 +364,7 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) {
     soften_heads(work);
     if (item.out->o != nullptr) add_heads(work);
   }
+  for (int64_t i = 0; i < item.states(); ++i) s.sum[i] = fold_lanes(s.lanes + i * sum_lanes);
 }
 
 /// One tile's scores, capped. Rows read it again and again, so nothing is asked for ahead.
@@ -438,7 +386,7 @@ void unpack(const kvc_kv& kv, bool keys, int32_t id, int32_t head, float* to) {
   unpack_any(code_cell(kv, keys, id, head), {0, rows, 0, columns}, {to, columns});
 }
 
-const kernel body = {this_target, &prepare, &split, &score, &fold, &unpack, &packable, &pack};
+const kernel body = {this_target, &prepare, &split, &join_states, &score, &fold, &unpack, &packable, &pack};
 
 #endif
 }  // namespace kvcache::detail::HWY_NAMESPACE

@@ -246,6 +246,7 @@ void point_at_values(const attend_item& item, const tile& t, value_view& v) {
     const std::byte* at = run < t.runs && t.v[run] != nullptr ? t.v[run] : some;
     for (int32_t i = 0; i < t.run_keys; ++i) v.rows[j + i] = at + i * v.stride;
   }
+  for (int32_t i = 0; i < keys_near; ++i) v.rows[tile_keys + i] = v.rows[i] + v.head_stride;
 }
 
 void pack_values(const attend_item& item, const tile& t, float* scratch, value_view& v) {

@@ -9,31 +9,40 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 
+/// Keys from a value to the one that is asked for with it where the tile after it is asked for, too: far
+/// enough for the second level, where that tile's lines have been waiting.
+constexpr int32_t keys_near = 16;
+
 /// Values of a tile as the inner loops see them.
 struct value_view {
-  const std::byte* rows[tile_keys];  ///< first channel of each present key
-  int64_t stride;                    ///< bytes from key to key of a run
-  int64_t head;                      ///< bytes from rows to the first head at work
-  int32_t heads;                     ///< that are added alike, one after the other; their states lie dense
-  int64_t head_stride;               ///< bytes from one to the next
-  lookahead* far;                    ///< whence the lines to ask for come, null: nothing to ask for
+  /// First channel of each present key, then, only to be asked for, of the first keys of the head after.
+  const std::byte* rows[tile_keys + keys_near];
+  int64_t stride;       ///< bytes from key to key of a run
+  int64_t head;         ///< bytes from rows to the first head at work
+  int32_t heads;        ///< that are added alike, one after the other; their states lie dense
+  int64_t head_stride;  ///< bytes from one to the next
+  lookahead* far;       ///< whence the lines to ask for come, null: nothing to ask for
   int32_t type;
 };
 
-/// Adds the weighted value at `row` to NV vectors of R accumulator rows, and asks for P lines at `at`.
+/// Adds the weighted value at `row` to NV vectors of R accumulator rows, and asks for P lines at `near` and
+/// at `far`.
 template <class T, int P, int R, int NV, class D>
-HWY_INLINE void add_key(D d, const std::byte* row, const std::byte* at, const float* HWY_RESTRICT w,
-                        hn::Vec<D> (&sum)[R][NV]) {
+HWY_INLINE void add_key(D d, const std::byte* row, const std::byte* near, const std::byte* far,
+                        const float* HWY_RESTRICT w, hn::Vec<D> (&sum)[R][NV]) {
   constexpr int32_t n = static_cast<int32_t>(hn::MaxLanes(D()));
   hn::Vec<D> value[NV];
   for (int i = 0; i < NV; ++i) value[i] = load_as(d, reinterpret_cast<const T*>(row) + i * n);
-  const std::byte* ask[std::max(P, 1)];
-  for (int i = 0; i < P; ++i) ask[i] = at + i * line_bytes;
-  multiply_rows<P, 0>(d, w, tile_keys, value, sum, ask);
+  const std::byte* ask[std::max(2 * P, 1)];
+  for (int i = 0; i < P; ++i) {
+    ask[2 * i] = near + i * line_bytes;
+    ask[2 * i + 1] = far + i * line_bytes;
+  }
+  multiply_rows<2 * P, 0>(d, w, tile_keys, value, sum, ask);
 }
 
 /// Adds the weighted values of the keys in `seen`, ascending, to NV vectors of R accumulator rows, and asks
-/// for as many lines of what is far.
+/// for as many lines of what is far, and of what comes soon.
 template <class T, int R, int NV, bool Far, class D>
 HWY_INLINE void add_vectors(D d, const value_view& v, int64_t offset, uint64_t seen,
                             const float* HWY_RESTRICT w, float* HWY_RESTRICT acc, int32_t dim) {
@@ -50,7 +59,9 @@ HWY_INLINE void add_vectors(D d, const value_view& v, int64_t offset, uint64_t s
       lookahead::share next{nullptr, 0, last - j};
       if constexpr (Far) next = v.far->take(lines, last - j);
       for (const int32_t end = j + next.count; j < end; ++j, next.at += next.step) {
-        add_key<T, lines>(d, v.rows[j] + offset, next.at, w + j, sum);
+        const std::byte* near = nullptr;
+        if constexpr (Far) near = v.rows[j + keys_near] + offset;
+        add_key<T, lines>(d, v.rows[j] + offset, near, next.at, w + j, sum);
       }
     }
     seen = last == tile_keys ? 0 : seen & (~uint64_t{0} << last);

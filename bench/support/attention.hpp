@@ -134,6 +134,7 @@ class caller {
     for (float& x : q_) x = normal(random);
     out_.resize(q_.size());
     lse2.resize(size_t(s.rows) * size_t(s.q_heads()));
+    one_block_.resize(m.table.size());
     for (int32_t i = 0; i < s.rows; ++i) positions_.push_back(s.length - s.rows + i);
     auto made = kvcache::attention::create(
         m.planes.layer(0),
@@ -149,6 +150,12 @@ class caller {
   /// The same with other results.
   bool run(int32_t layer, const kvc_out& to) {
     return bool(attend_.run(memory_.planes.layer(layer), batch(), rows(), softmax(), to, threads.executor()));
+  }
+  /// Attention over a table that names one block again and again: all arithmetic, nothing from memory.
+  bool call_in_cache() {
+    kvc_batch b = batch();
+    b.table = one_block_.data();
+    return bool(attend_.run(memory_.planes.layer(0), b, rows(), softmax(), out(), threads.executor()));
   }
   /// Adds what keys got of the last rows, or of a row whose scores attention stored.
   bool score(int32_t layer, const kvc_score& what) {
@@ -221,7 +228,7 @@ class caller {
   shape shape_;
   memory& memory_;
   int32_t starts_[2];
-  std::vector<int32_t> positions_;
+  std::vector<int32_t> positions_, one_block_;
   std::vector<float> q_, out_;
   kvcache::attention attend_;
   bool ready_ = false;

@@ -20,6 +20,8 @@ JSON
 }
 pass 1 10; pass 2 90; pass 10 12
 printf 'before\n<!-- table: scripts/bench.sh --document -->\nold\n<!-- end of table -->\nafter\n' >"$work/page.md"
+cp "$work/page.md" "$work/short.md"
+printf '<!-- bounds: scripts/bench.sh --document -->\nold\n<!-- end of bounds -->\nlast\n' >>"$work/page.md"
 "${report[@]}" --json "$work/rows.json" --document "$work/page.md" "$work/results" x >"$work/out"
 python3 - "$work/rows.json" <<'PYTHON'
 import json, sys
@@ -34,11 +36,21 @@ PYTHON
 grep -q 'not reached: b' "$work/out" || fail "the missed target is not named"
 grep -q 'before' "$work/page.md" && grep -q 'after' "$work/page.md" && grep -q '| a/one ' "$work/page.md" ||
   fail "the document lost something"
-! grep -q old "$work/page.md" || fail "the old table is still there"
+! grep -q old "$work/page.md" || fail "an old table is still there"
+grep -q last "$work/page.md" || fail "the document lost its end"
+[ "$(grep -c '^| [abc]' "$work/page.md")" = 3 ] || fail "a row without the figures for it is among the bounds"
 
 stops() { local regex=$1; shift; ! "$@" >"$work/log" 2>&1 || fail "passed: $*"; grep -qE "$regex" "$work/log" || { cat "$work/log"; fail "no '$regex'"; }; }
 echo '{"benchmarks": [{"name": "d/manual_time", "error_occurred": true, "error_message": "blocks lost"}]}' >"$work/results/y.1.json"
 stops 'y: d: blocks lost' "${report[@]}" "$work/results" y
+stops 'has no place for the table between <!-- bounds' "${report[@]}" --document "$work/short.md" "$work/results" x
+grep -q old "$work/short.md" || fail "half of a document was written"
+cat >"$work/results/w.1.json" <<JSON
+{"benchmarks": [{"name": "d/manual_time", "ns_per_item": 15, "limit_ns": 10, "ratio": 1.5, "target_ratio": 1.25,
+ "cached_ns": 4, "shuffled_ns": 13, "ahead_ns": 12, "mixed_ns": 14}]}
+JSON
+"${report[@]}" --document "$work/page.md" "$work/results" w >/dev/null
+grep -qE '^\| d +\| 0.40 +\| 1.20 +\| 1.40 +\| 1.50 +\| ≤ 1.25 +\|$' "$work/page.md" || fail "the bounds are not those of the row"
 echo '{"benchmarks": []}' >"$work/results/z.1.json"
 stops 'z_bench has no rows' "${report[@]}" "$work/results" z
 printf 'junk' >"$work/results/j.1.json"
