@@ -9,8 +9,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcache::detail::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 
-/// Keys from a value to the one that is asked for with it where the tile after it is asked for, too: far
-/// enough for the second level, where that tile's lines have been waiting.
+/// Where the whole next tile is asked for, a value's lines have come into the second level a tile ago. What
+/// is read this many keys later is asked for once more, into the first.
 constexpr int32_t keys_near = 16;
 
 /// Values of a tile as the inner loops see them.
