@@ -311,11 +311,17 @@ class world {
     a.lse.assign(c.want_lse ? rows * static_cast<size_t>(geo.q_heads()) : 0, -12345.0f);
     const void* q_data = q_small.empty() ? static_cast<const void*>(q.data()) : q_small.data();
     void* o_data = c.out_type == element::f32 ? static_cast<void*>(a.o.data()) : o_small.data();
-    const status done =
-        at->run(kv(), b, dense_rows(q_data, c.q_type, geo.q_heads(), geo.dim_k), softmax,
-                dense_out(o_data, c.out_type, geo.q_heads(), geo.dim_v, c.want_lse ? a.lse.data() : nullptr),
-                c.executor);
-    if (!done) FAIL("attend: " << to_text(done.code) << " " << done.field << " " << done.value);
+    const kvc_rows q_rows = dense_rows(q_data, c.q_type, geo.q_heads(), geo.dim_k);
+    const kvc_out out =
+        dense_out(o_data, c.out_type, geo.q_heads(), geo.dim_v, c.want_lse ? a.lse.data() : nullptr);
+    // What the workspace held before must not matter: every float in it is NaN.
+    std::vector<std::byte> workspace(at->plan().workspace_bytes, std::byte{0xff});
+    kvc_error e{};
+    const kvc_status done = kvc_cpu_attend(&at->plan(), &kv(), &b, &q_rows, &softmax, &out,
+                                           {workspace.data(), workspace.size()}, c.executor, &e);
+    if (done != KVC_OK) {
+      FAIL("attend: " << kvc_status_text(done) << " " << kvc_field_text(e.field) << " " << e.value);
+    }
     for (size_t i = 0; i < out_values && c.out_type != element::f32; ++i) {
       a.o[i] = c.out_type == element::f16 ? to_float(f16{o_small[i]}) : to_float(bf16{o_small[i]});
     }
