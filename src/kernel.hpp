@@ -260,6 +260,8 @@ extern const kernel scalar_kernel;
 const kernel* find_simd_kernel(int32_t target) noexcept;
 /// Whether AVX-512 kernels may multiply bytes as VNNI does.
 bool may_use_vnni() noexcept;
+/// Which order of asking memory is the faster; results do not depend on it.
+bool is_intel() noexcept;
 #endif
 
 }  // namespace kvcache::detail

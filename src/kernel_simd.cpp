@@ -121,12 +121,13 @@ struct tile_work {
 };
 
 /// What to ask for: nothing where so many rows share a tile that memory does not matter, the whole next tile
-/// where arithmetic takes about as long as reading or blocks are short.
+/// where arithmetic takes about as long as reading or blocks are short; Intel's processors run ahead of four
+/// pages read side by side so well that asking for more only takes their place.
 asking asking_for(const attend_item& item, const row_blocks& blocks) {
   if (blocks.count > 2) return asking::nothing;
   const kvc_plane& k = item.kv->k;
   if (item.kv->block < 16 || blocks.count == 2 || item.forms) return asking::far;
-  if (k.token_stride != element_size(k.type)) return asking::near;
+  if (k.token_stride != element_size(k.type) || is_intel()) return asking::near;
   const bool slow = blocks.rows >= 2 * element_size(k.type) || (blocks.rows >= 4 && item.kv->block >= 32);
   return slow ? asking::far : asking::near;
 }
@@ -317,6 +318,19 @@ void add_by_block(const tile_work& t, value_view& v) {
   walk_any(t.blocks.rows, b, t.scratch.weights, t.scratch.acc, t.item.kv->dim_v);
 }
 
+/// Values of all heads, head after head, for keys that all rows see.
+void add_beside(const tile_work& t, value_view& v) {
+  const std::byte* after[tile_keys];
+  for (int32_t j = 0; j < tile_keys; ++j) {
+    const int32_t run = j / t.now.run_keys;
+    const bool there = run < t.next->runs && t.next->k[run] != nullptr;
+    after[j] = there ? t.next->k[run] + j % t.now.run_keys * v.stride : v.rows[j];
+  }
+  v.after = after;
+  v.heads = t.item.heads;
+  add_any(t.blocks.rows, v, ~uint64_t{0}, t.scratch.weights, t.scratch.acc, t.item.kv->dim_v);
+}
+
 /// Weighted values of all heads.
 void add_heads(const tile_work& t) {
   const attend_item& item = t.item;
@@ -327,7 +341,9 @@ void add_heads(const tile_work& t) {
   v.head_stride = plane.head_stride;
   if (direct) point_at_values(item, t.now, v);
   const bool near = t.far == nullptr && t.next != nullptr && t.now.run_keys >= 16;
-  if (direct && near && t.whole && t.blocks.count == 1) return add_by_block(t, v);
+  if (direct && near && t.whole && t.blocks.count == 1) {
+    return is_intel() ? add_beside(t, v) : add_by_block(t, v);
+  }
   if (direct) return add_by_head(t, v);
   for (int32_t h = 0; h < item.heads; ++h) {
     pack_value_view(t, h, v);
@@ -419,13 +435,13 @@ bool has_vnni() noexcept {
 #endif
 
 struct abilities {
-  bool avx2 = false, avx512 = false, vnni = false;
+  bool avx2 = false, avx512 = false, vnni = false, intel = false;
 };
 
 /// Asked once: under a hypervisor the question alone takes longer than attending over a short sequence.
 [[maybe_unused]] abilities this_machine() noexcept {
 #if HWY_ARCH_X86
-  static const abilities found = {has_avx2(), has_avx512(), has_vnni()};
+  static const abilities found = {has_avx2(), has_avx512(), has_vnni(), __builtin_cpu_is("intel") != 0};
   return found;
 #else
   return {};
@@ -436,6 +452,10 @@ struct abilities {
 
 bool may_use_vnni() noexcept {
   return this_machine().vnni;
+}
+
+bool is_intel() noexcept {
+  return this_machine().intel;
 }
 
 const kernel* find_simd_kernel([[maybe_unused]] int32_t target) noexcept {

@@ -21,7 +21,10 @@ struct value_view {
   int64_t head;         ///< bytes from rows to the first head at work
   int32_t heads;        ///< that are added alike, one after the other; their states lie dense
   int64_t head_stride;  ///< bytes from one to the next
-  lookahead* far;       ///< whence the lines to ask for come, null: nothing to ask for
+  lookahead* far;       ///< whence the lines to ask for come, null: nothing far to ask for
+  /// Or the keys of the next tile's first head, where each head is to ask for the one after, runs side by
+  /// side; null: not so.
+  const std::byte* const* after;
   int32_t type;
 };
 
@@ -71,6 +74,38 @@ HWY_INLINE void add_vectors(D d, const value_view& v, int64_t offset, uint64_t s
   }
 }
 
+/// Adds the weighted values of all keys of a tile, and asks for as many lines at four places in turn. A
+/// processor that runs ahead of what is read does so within a page: four pages keep more on its way than one.
+/// `later`: the rows to ask for, `skip` bytes behind where these point.
+template <class T, int R, int NV>
+HWY_INLINE void add_vectors_beside(const value_view& v, int64_t offset, const std::byte* const* later,
+                                   int64_t skip, const float* HWY_RESTRICT w, float* HWY_RESTRICT acc,
+                                   int32_t dim) {
+  const tag_f d;
+  constexpr int places = 4;
+  constexpr int64_t step = NV * lanes * int64_t{sizeof(T)};
+  constexpr int lines = std::max<int>(1, step / line_bytes);
+  vec_f sum[R][NV];
+  for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < NV; ++i) sum[r][i] = hn::LoadU(d, acc + r * dim + i * lanes);
+  }
+  const std::byte* at[places];
+  for (int i = 0; i < places; ++i) at[i] = later[i * tile_keys / places] + skip;
+  for (int32_t j = 0; j < tile_keys; j += places) {
+    for (int turn = 0; turn < places; ++turn, at[turn - 1] += step) {
+      const auto* row = reinterpret_cast<const T*>(v.rows[j + turn] + offset);
+      vec_f value[NV];
+      for (int i = 0; i < NV; ++i) value[i] = load_as(d, row + i * lanes);
+      const std::byte* ask[lines];
+      for (int i = 0; i < lines; ++i) ask[i] = at[turn] + i * line_bytes;
+      multiply_rows<lines, 0>(d, w + j + turn, tile_keys, value, sum, ask);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int i = 0; i < NV; ++i) hn::StoreU(sum[r][i], d, acc + r * dim + i * lanes);
+  }
+}
+
 /// Bits of the keys [first, first + n) of a tile.
 uint64_t key_bits(int32_t first, int32_t n) {
   return n == tile_keys ? ~uint64_t{0} : ((uint64_t{1} << n) - 1) << first;
@@ -109,11 +144,34 @@ HWY_INLINE void add_channels(const value_view& v, int64_t head, uint64_t seen, c
   if (c < dim) add_rest<T, R>(v, head, seen, w, acc, dim, c);
 }
 
+/// One head. What is left of a head dim that is no multiple of the width asks for nothing.
+template <class T, int R>
+HWY_INLINE void add_channels_beside(const value_view& v, int32_t h, int64_t head, const float* w, float* acc,
+                                    int32_t dim) {
+  constexpr int32_t wide = vectors_of(R);
+  const bool last = h + 1 == v.heads;
+  const int64_t next = last ? 0 : head + v.head_stride;
+  int32_t c = 0;
+  for (; c + wide * lanes <= dim; c += wide * lanes) {
+    const int64_t offset = c * int64_t{sizeof(T)}, skip = next + offset * tile_keys / 4;
+    add_vectors_beside<T, R, wide>(v, head + offset, last ? v.after : v.rows, skip, w, acc + c, dim);
+  }
+  if constexpr (wide > 4) {
+    for (; c + 4 * lanes <= dim; c += 4 * lanes) {
+      const int64_t offset = c * int64_t{sizeof(T)}, skip = next + offset * tile_keys / 4;
+      add_vectors_beside<T, R, 4>(v, head + offset, last ? v.after : v.rows, skip, w, acc + c, dim);
+    }
+  }
+  if (c < dim) add_rest<T, R>(v, head, ~uint64_t{0}, w, acc, dim, c);
+}
+
 template <class T, int R>
 HWY_NOINLINE void add_rows(const value_view& v, uint64_t seen, const float* w, float* acc, int32_t dim) {
   int64_t head = v.head;
   for (int32_t h = 0; h < v.heads; ++h, head += v.head_stride) {
-    if (v.far != nullptr) {
+    if (v.after != nullptr) {
+      add_channels_beside<T, R>(v, h, head, w, acc, dim);
+    } else if (v.far != nullptr) {
       add_channels<T, R, true>(v, head, seen, w, acc, dim);
     } else {
       add_channels<T, R, false>(v, head, seen, w, acc, dim);
