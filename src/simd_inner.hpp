@@ -51,7 +51,7 @@ HWY_INLINE hn::Vec<D> load_as(D d, const bf16* p) {
 // and goes through all heads in one function. Two ways, by what the loops have time for:
 //   near  what the work comes to a fixed number of bytes later, straight into the first level. The least
 //         to keep in caches, but requests follow the order of the work: keys of all blocks of a tile side by
-//         side, then values block by block
+//         side, then values block by block; on Intel's processors values of all blocks side by side too
 //   far   the whole next tile, block by block as it lies in memory, into the second level. Where arithmetic
 //         takes about as long as reading, requests early enough matter more than the first level
 enum class asking { nothing, near, far };
