@@ -262,6 +262,8 @@ const kernel* find_simd_kernel(int32_t target) noexcept;
 bool may_use_vnni() noexcept;
 /// Which order of asking memory is the faster; results do not depend on it.
 bool is_intel() noexcept;
+/// Makes it say so: tests run both orders on one machine. Not while anything attends.
+void be_intel(bool yes) noexcept;
 #endif
 
 }  // namespace kvcache::detail

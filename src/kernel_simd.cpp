@@ -132,6 +132,11 @@ asking asking_for(const attend_item& item, const row_blocks& blocks) {
   return slow ? asking::far : asking::near;
 }
 
+/// A whole tile of long runs, for all heads of a few rows, asking near.
+bool walks_whole(const tile_work& t) {
+  return t.whole && t.far == nullptr && t.next != nullptr && t.blocks.count == 1 && t.now.run_keys >= 16;
+}
+
 tile_pass pass_of(const tile& t) {
   return {t.first / tile_keys, t.form};
 }
@@ -286,6 +291,28 @@ void soften_heads(const tile_work& t) {
   }
 }
 
+/// Where it pays to let weights follow scores head by head: nothing is read while scores become weights, and
+/// what has been asked for outlasts that of one head, but not that of all. With narrower values arithmetic
+/// takes too large a part for it to matter.
+bool softens_by_head(const tile_work& t) {
+  return is_intel() && walks_whole(t) && t.item.kv->k.type == KVC_F32 && keys_direct(t.item, t.now, 1);
+}
+
+/// Scores and weights, head after head, for keys that all rows see.
+void score_and_soften(const tile_work& t) {
+  const attend_item& item = t.item;
+  key_view k{};
+  point_at_keys(item, t.now, k);
+  k.head_stride = item.kv->k.head_stride;
+  k.heads = 1;
+  for (int32_t h = 0; h < item.heads; ++h) {
+    k.head = h * k.head_stride;
+    k.ahead = bytes_ahead / tile_keys * t.now.run_keys;
+    score_some_heads(t, h, k);
+    soften_states(t, h * item.per_head(), (h + 1) * item.per_head(), ~uint64_t{0}, nullptr, 0);
+  }
+}
+
 void add_head(const tile_work& t, int32_t head, value_view& v) {
   const attend_scratch s = head_scratch(t.item, t.scratch, head);
   for (int64_t b = 0; b < t.blocks.count; ++b, v.far = nullptr) {
@@ -340,10 +367,7 @@ void add_heads(const tile_work& t) {
   value_view v{};
   v.head_stride = plane.head_stride;
   if (direct) point_at_values(item, t.now, v);
-  const bool near = t.far == nullptr && t.next != nullptr && t.now.run_keys >= 16;
-  if (direct && near && t.whole && t.blocks.count == 1) {
-    return is_intel() ? add_beside(t, v) : add_by_block(t, v);
-  }
+  if (direct && walks_whole(t)) return is_intel() ? add_beside(t, v) : add_by_block(t, v);
   if (direct) return add_by_head(t, v);
   for (int32_t h = 0; h < item.heads; ++h) {
     pack_value_view(t, h, v);
@@ -376,8 +400,12 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) {
         std::all_of(s.seen, s.seen + item.rows, [&s](uint64_t bits) { return bits == s.seen[0]; });
     const bool all = alike && s.seen[0] == ~uint64_t{0};
     const tile_work work{item, s, blocks, now, more ? &next : nullptr, whole ? &far : nullptr, all, alike};
-    score_heads(work);
-    soften_heads(work);
+    if (softens_by_head(work)) {
+      score_and_soften(work);
+    } else {
+      score_heads(work);
+      soften_heads(work);
+    }
     if (item.out->o != nullptr) add_heads(work);
   }
   for (int64_t i = 0; i < item.states(); ++i) s.sum[i] = fold_lanes(s.lanes + i * sum_lanes);
@@ -439,13 +467,13 @@ struct abilities {
 };
 
 /// Asked once: under a hypervisor the question alone takes longer than attending over a short sequence.
-[[maybe_unused]] abilities this_machine() noexcept {
+[[maybe_unused]] abilities& this_machine() noexcept {
 #if HWY_ARCH_X86
-  static const abilities found = {has_avx2(), has_avx512(), has_vnni(), __builtin_cpu_is("intel") != 0};
-  return found;
+  static abilities found = {has_avx2(), has_avx512(), has_vnni(), __builtin_cpu_is("intel") != 0};
 #else
-  return {};
+  static abilities found;
 #endif
+  return found;
 }
 
 }  // namespace
@@ -456,6 +484,10 @@ bool may_use_vnni() noexcept {
 
 bool is_intel() noexcept {
   return this_machine().intel;
+}
+
+void be_intel(bool yes) noexcept {
+  this_machine().intel = yes;
 }
 
 const kernel* find_simd_kernel([[maybe_unused]] int32_t target) noexcept {

@@ -214,17 +214,15 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("An agent whose context grows by a tool's output in each step, with and without reuse.",
-               "agent_loop");
+  engine::command_line line(
+      "An agent whose context grows by a tool's output in each step, with and without reuse.", "agent_loop");
   options o;
   o.common.cache = "paged";
-  engine::add_common_options(app, o.common);
-  app.add_option("--steps", o.steps, "steps of the agent")->check(CLI::Range(4, 200))->capture_default_str();
-  app.add_option("--new", o.max_new, "tokens of an answer")->check(CLI::Range(1, 256))->capture_default_str();
-  app.add_option("--without", o.without,
-                 "first steps that are also computed without reuse; the last one always is")
-      ->check(CLI::Range(0, 200))
-      ->capture_default_str();
-  app.add_option("--plot", o.plot, "file for a plot (SVG)");
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  engine::add_common_options(line, o.common);
+  line.add("--steps", o.steps, "steps of the agent", 4, 200);
+  line.add("--new", o.max_new, "tokens of an answer", 1, 256);
+  line.add("--without", o.without, "first steps that are also computed without reuse; the last one always is",
+           0, 200);
+  line.add("--plot", o.plot, "file for a plot (SVG)");
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

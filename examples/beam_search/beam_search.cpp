@@ -247,19 +247,15 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Beam search over one cache: beams share blocks and are reordered by changing tables.",
-               "beam_search");
+  engine::command_line line(
+      "Beam search over one cache: beams share blocks and are reordered by changing tables.", "beam_search");
   options o;
   o.common.cache = "paged";
-  engine::add_common_options(app, o.common);
-  app.add_option("--prompt", o.prompt, "text to continue")->capture_default_str();
-  app.add_option("--width", o.width, "beams")->check(CLI::Range(2, 64))->capture_default_str();
-  app.add_option("--depth", o.depth, "tokens of a beam")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--small-vocabulary", o.small_vocabulary, "tokens of the small case")
-      ->check(CLI::Range(2, 8))
-      ->capture_default_str();
-  app.add_option("--small-depth", o.small_depth, "length of the small case")
-      ->check(CLI::Range(1, 4))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  engine::add_common_options(line, o.common);
+  line.add("--prompt", o.prompt, "text to continue");
+  line.add("--width", o.width, "beams", 2, 64);
+  line.add("--depth", o.depth, "tokens of a beam", 1, 1024);
+  line.add("--small-vocabulary", o.small_vocabulary, "tokens of the small case", 2, 8);
+  line.add("--small-depth", o.small_depth, "length of the small case", 1, 4);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

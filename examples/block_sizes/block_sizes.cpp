@@ -106,16 +106,12 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What the number of tokens per block costs, on a mixed workload.", "block_sizes");
+  engine::command_line line("What the number of tokens per block costs, on a mixed workload.", "block_sizes");
   options o;
-  app.add_option("--scale", o.scale, "conversations of each kind")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--batch", o.batch, "requests at a time")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--region", o.region, "longest text that a server has to expect, in tokens")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--seed", o.seed, "of the workload")->capture_default_str();
-  app.add_flag("--json", o.common.as_json, "one JSON document on stdout, progress on stderr");
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  line.add("--scale", o.scale, "conversations of each kind", 1, 1000);
+  line.add("--batch", o.batch, "requests at a time", 1, 1024);
+  line.add("--region", o.region, "longest text that a server has to expect, in tokens", 1, 1 << 20);
+  line.add("--seed", o.seed, "of the workload");
+  line.add("--json", o.common.as_json, "one JSON document on stdout, progress on stderr");
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // engine_generate: continues one prompt, with all tokens kept or under a retention policy, and with blocks as
-// they are written or packed. With --repeat the
-// same prompt runs again against the same cache, which shows what is reused; ids, text and steps are those of
-// the last run.
+// they are written or packed. With --repeat the same prompt runs again against the same cache, which shows
+// what is reused; ids, text and steps are those of the last run.
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -33,9 +33,10 @@ struct options {
   int repeat = 1;
 };
 
-void add_options(CLI::App& app, options& o) {
-  add_common_options(app, o.common);
-  add_policy_options(app, o.retention);
+void add_options(engine::command_line& line, options& o) {
+  add_common_options(line, o.common);
+  add_policy_options(line, o.retention);
+  CLI::App& app = line.app();
   app.add_option("--blocks", o.blocks, "with a policy: size of the pool; default: enough for the text")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{INT32_MAX}));
   auto* source = app.add_option_group("source", "what to continue");
@@ -202,11 +203,11 @@ engine::result<json> run(const options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Continues a prompt with a Llama model from a GGUF file.", "engine_generate");
+  engine::command_line line("Continues a prompt with a Llama model from a GGUF file.", "engine_generate");
   options o;
-  add_options(app, o);
-  return engine::run_program(app, argc, argv, o.common, [&] {
-    o.cache_given = app.count("--cache") > 0;
+  add_options(line, o);
+  return engine::run_program(line, argc, argv, o.common, [&] {
+    o.cache_given = line.app().count("--cache") > 0;
     return run(o);
   });
 }

@@ -3,6 +3,7 @@
 // engine_score: how well the model predicts a text, token by token; with --policy, while tokens leave or
 // blocks are packed.
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <numeric>
 #include <optional>
@@ -65,16 +66,17 @@ engine::result<json> run(const options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Scores a text with a Llama model from a GGUF file.", "engine_score");
+  engine::command_line line("Scores a text with a Llama model from a GGUF file.", "engine_score");
   options o;
   o.common.chunk = 256;
   o.retention.mode = "stream";  // a text that is scored has no prompt
-  engine::add_common_options(app, o.common);
+  engine::add_common_options(line, o.common);
+  CLI::App& app = line.app();
   app.add_option("--text-file", o.text_file, "file with the text")->required();
   app.add_option("--policy", o.retention.policy,
                  "which tokens stay and how blocks are packed, from the first token on, such as kv4")
       ->capture_default_str();
-  return engine::run_program(app, argc, argv, o.common, [&] {
+  return engine::run_program(line, argc, argv, o.common, [&] {
     o.cache_given = app.count("--cache") > 0;
     return run(o);
   });

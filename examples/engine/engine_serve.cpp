@@ -4,6 +4,7 @@
 // once with a reserved region per sequence and once paged, and compares: memory, work, time, answers. With
 // --policy every request is served under a retention policy, from a paged cache.
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cinttypes>
@@ -49,10 +50,11 @@ void check_options(const CLI::App& app, options& o) {
   o.common.cache = "paged";
 }
 
-void add_options(CLI::App& app, options& o) {
+void add_options(engine::command_line& line, options& o) {
+  CLI::App& app = line.app();
   o.common.cache = "both";
   o.common.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 256u));
-  add_common_options(app, o.common);
+  add_common_options(line, o.common);
   std::vector<std::string> kinds(engine::cache_kind_names().begin(), engine::cache_kind_names().end());
   kinds.push_back("both");
   app.remove_option(app.get_option("--cache"));
@@ -69,7 +71,7 @@ void add_options(CLI::App& app, options& o) {
       ->check(CLI::IsMember({"lru", "fifo", "lfu", "slru", "gdsf", "s3_fifo", "two_q"}))
       ->capture_default_str();
   app.add_flag("--ignore-eos", o.ignore_end, "go on after an end token");
-  add_policy_options(app, o.retention);
+  add_policy_options(line, o.retention);
   app.parse_complete_callback([&app, &o] { check_options(app, o); });
 }
 
@@ -227,12 +229,12 @@ engine::result<json> run(const options& o, std::optional<engine::error>& failure
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Serves a workload with continuous batching, from a paged or a contiguous cache.",
-               "engine_serve");
+  engine::command_line line("Serves a workload with continuous batching, from a paged or a contiguous cache.",
+                            "engine_serve");
   options o;
-  add_options(app, o);
+  add_options(line, o);
   // What failed while others were served is reported beside their answers.
   std::optional<engine::error> failure;
-  const int code = engine::run_program(app, argc, argv, o.common, [&] { return run(o, failure); });
+  const int code = engine::run_program(line, argc, argv, o.common, [&] { return run(o, failure); });
   return code == 0 && failure ? static_cast<int>(failure->kind) : code;
 }

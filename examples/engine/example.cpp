@@ -42,13 +42,13 @@ json report::finish(const std::string& name, const std::string& last_line) const
   return document;
 }
 
-int run_example(CLI::App& app, int argc, char** argv, const common_options& options,
+int run_example(command_line& line, int argc, char** argv, const common_options& options,
                 const std::function<result<std::string>(report&)>& body) {
   report out(options);
-  const int code = run_program(app, argc, argv, options, [&]() -> result<json> {
+  const int code = run_program(line, argc, argv, options, [&]() -> result<json> {
     const auto last_line = body(out);
     if (!last_line) return last_line.error();
-    return out.finish(app.get_name(), *last_line);
+    return out.finish(line.name(), *last_line);
   });
   return code == 0 && !out.all_hold() ? static_cast<int>(failure::cannot_run) : code;
 }

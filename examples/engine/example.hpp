@@ -44,7 +44,7 @@ class report {
 };
 
 /// run_program for an example. `body` returns the line that states the result.
-int run_example(CLI::App& app, int argc, char** argv, const common_options& options,
+int run_example(command_line& line, int argc, char** argv, const common_options& options,
                 const std::function<result<std::string>(report&)>& body);
 
 /// A generation, and one number that stands for all logits behind it (see chain() in scheduler.hpp): if it is

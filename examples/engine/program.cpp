@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "program.hpp"
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -83,7 +84,8 @@ json to_json(const error& e) {
   return {{"schema", "kvcache.error.v1"}, {"error", inner}};
 }
 
-void add_common_options(CLI::App& app, common_options& options) {
+void add_common_options(command_line& line, common_options& options) {
+  CLI::App& app = line.app();
   std::vector<std::string> kinds(cache_kind_names().begin(), cache_kind_names().end());
   app.add_option("--model", options.model, "model file (GGUF)")->required()->envname("KVCACHE_MODEL");
   app.add_option("--cache", options.cache, "cache kind")->check(CLI::IsMember(kinds))->capture_default_str();
@@ -109,7 +111,8 @@ void add_common_options(CLI::App& app, common_options& options) {
   app.add_flag("--json", options.as_json, "one JSON document on stdout, progress on stderr");
 }
 
-void add_policy_options(CLI::App& app, policy_options& options) {
+void add_policy_options(command_line& line, policy_options& options) {
+  CLI::App& app = line.app();
   app.add_option("--policy", options.policy,
                  "which tokens stay and how blocks are packed, such as h2o:heavy=64,recent=64, kv4, or both "
                  "joined by +")
@@ -138,11 +141,12 @@ result<std::optional<dropping>> read_policy(const policy_options& options) {
   return std::optional<dropping>(std::move(*how));
 }
 
-int run_program(CLI::App& app, int argc, char** argv, const common_options& options,
+int run_program(command_line& line, int argc, char** argv, const common_options& options,
                 const std::function<result<json>()>& body) {
   // No program takes positional arguments. This option collects them all the same, because the parser looks
   // an empty one up among its nameless option groups and does not come back.
   std::vector<std::string> unexpected;
+  CLI::App& app = line.app();
   app.add_option("unexpected", unexpected)->group("");
   try {
     app.parse(argc, argv);

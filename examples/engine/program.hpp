@@ -4,7 +4,6 @@
 // What the engine's programs have in common: one JSON document on stdout under --json, progress and messages
 // on stderr, errors that name field and value, exit codes 0 ok, 1 cannot run, 2 usage, 3 bad input.
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "cache_kind.hpp"
+#include "command_line.hpp"
 #include "model.hpp"
 #include "session_runner.hpp"
 #include "tokenizer.hpp"
@@ -40,20 +40,20 @@ struct common_options {
   bool as_json = false;
 };
 
-/// Adds --model, --cache, --kv, --block, --chunk, --threads and --json to `app`.
-void add_common_options(CLI::App& app, common_options& options);
+/// Adds --model, --cache, --kv, --block, --chunk, --threads and --json to `line`.
+void add_common_options(command_line& line, common_options& options);
 
 /// Parses the command line, runs `body` and turns what comes back into output and exit code: the document, or
 /// the error, on stdout under --json; otherwise the error on stderr. Lets no exception through.
-int run_program(CLI::App& app, int argc, char** argv, const common_options& options,
+int run_program(command_line& line, int argc, char** argv, const common_options& options,
                 const std::function<result<json>()>& body);
 
-/// Adds --policy (policy_text.hpp) and --mode to `app`; --drop is another name of the latter.
+/// Adds --policy (policy_text.hpp) and --mode to `line`; --drop is another name of the latter.
 struct policy_options {
   std::string policy = "full";
   std::string mode = "oneshot";
 };
-void add_policy_options(CLI::App& app, policy_options& options);
+void add_policy_options(command_line& line, policy_options& options);
 
 /// The policy, the format, and when they act. Fails: as parse_cache_policy.
 result<dropping> read_dropping(const policy_options& options);

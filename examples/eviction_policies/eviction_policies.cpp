@@ -161,19 +161,13 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Every eviction policy on an hour of conversations and an hour of documents.",
-               "eviction_policies");
+  engine::command_line line("Every eviction policy on an hour of conversations and an hour of documents.",
+                            "eviction_policies");
   options o;
-  app.add_option("--scale", o.scale, "agents; there are three times as many chats")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--documents", o.documents, "read once")
-      ->check(CLI::Range(0, 100000))
-      ->capture_default_str();
-  app.add_option("--blocks", o.blocks, "of 16 tokens that the cache has")
-      ->check(CLI::Range(200, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--seed", o.seed, "of the traffic")->capture_default_str();
-  app.add_flag("--json", o.common.as_json, "one JSON document on stdout, progress on stderr");
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  line.add("--scale", o.scale, "agents; there are three times as many chats", 1, 1000);
+  line.add("--documents", o.documents, "read once", 0, 100000);
+  line.add("--blocks", o.blocks, "of 16 tokens that the cache has", 200, 1 << 20);
+  line.add("--seed", o.seed, "of the traffic");
+  line.add("--json", o.common.as_json, "one JSON document on stdout, progress on stderr");
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

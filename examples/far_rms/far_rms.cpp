@@ -174,18 +174,13 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Scores and budgets beyond the papers' at equal bytes, and what they cannot do.", "far_rms");
+  engine::command_line line("Scores and budgets beyond the papers' at equal bytes, and what they cannot do.",
+                            "far_rms");
   options o;
-  policies::add_options(app, o, true);
-  app.add_option("--policy", o.policy, "the scorer shown")
-      ->check(CLI::IsMember({"far_rms", "tova", "scissorhands", "snapkv"}))
-      ->capture_default_str();
-  app.add_option("--prompt", o.prompt, "tokens read before compression")
-      ->check(CLI::Range(200, 4096))
-      ->capture_default_str();
-  app.add_option("--score", o.score, "tokens read behind it")
-      ->check(CLI::Range(2, 2048))
-      ->capture_default_str();
-  app.add_option("--trials", o.trials, "pass keys")->check(CLI::Range(1, 100))->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  line.add("--policy", o.policy, "the scorer shown", {"far_rms", "tova", "scissorhands", "snapkv"});
+  line.add("--prompt", o.prompt, "tokens read before compression", 200, 4096);
+  line.add("--score", o.score, "tokens read behind it", 2, 2048);
+  line.add("--trials", o.trials, "pass keys", 1, 100);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

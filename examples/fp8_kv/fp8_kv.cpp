@@ -216,19 +216,13 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Small floats for keys and values: who chooses the scale.", "fp8_kv");
+  engine::command_line line("Small floats for keys and values: who chooses the scale.", "fp8_kv");
   options o;
   o.common.type = "f16";
   o.common.block_size = 64;
-  policies::add_options(app, o, true);
-  app.add_option("--prompt", o.prompt, "tokens before the scored ones")
-      ->check(CLI::Range(128, 2048))
-      ->capture_default_str();
-  app.add_option("--score", o.score, "tokens that are scored")
-      ->check(CLI::Range(2, 2048))
-      ->capture_default_str();
-  app.add_option("--new", o.max_new, "tokens written behind the prompt")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  line.add("--prompt", o.prompt, "tokens before the scored ones", 128, 2048);
+  line.add("--score", o.score, "tokens that are scored", 2, 2048);
+  line.add("--new", o.max_new, "tokens written behind the prompt", 1, 256);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

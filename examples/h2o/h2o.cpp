@@ -164,12 +164,11 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Heavy hitters and recent tokens while decoding, beside a window of as many tokens.", "h2o");
+  engine::command_line line(
+      "Heavy hitters and recent tokens while decoding, beside a window of as many tokens.", "h2o");
   options o;
-  policies::add_options(app, o, true);
-  policies::add_policy_option(app, o.policy);
-  app.add_option("--tokens", o.tokens, "tokens of the text")
-      ->check(CLI::Range(64, 8192))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  policies::add_policy_option(line, o.policy);
+  line.add("--tokens", o.tokens, "tokens of the text", 64, 8192);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -223,20 +223,16 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Fewer tokens and fewer bits: both levers on one prompt, beside each alone.", "h2o_quantized");
+  engine::command_line line("Fewer tokens and fewer bits: both levers on one prompt, beside each alone.",
+                            "h2o_quantized");
   options o;
   o.common.type = "f16";
   o.common.block_size = 64;
-  policies::add_options(app, o, true);
-  app.add_option("--scorer", o.scorer, "which tokens stay")
-      ->check(CLI::IsMember({"h2o", "snapkv", "window"}))
-      ->capture_default_str();
-  app.add_option("--format", o.four, "of what stays (docs/quant.md)")->capture_default_str();
-  app.add_option("--alone", o.two, "a format of about as few bits as both levers leave")
-      ->capture_default_str();
-  app.add_option("--prompt", o.prompt, "tokens that are read, then dropped from")
-      ->check(CLI::Range(512, 4096))
-      ->capture_default_str();
-  app.add_option("--score", o.score, "tokens that follow")->check(CLI::Range(2, 1024))->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  line.add("--scorer", o.scorer, "which tokens stay", {"h2o", "snapkv", "window"});
+  line.add("--format", o.four, "of what stays (docs/quant.md)");
+  line.add("--alone", o.two, "a format of about as few bits as both levers leave");
+  line.add("--prompt", o.prompt, "tokens that are read, then dropped from", 512, 4096);
+  line.add("--score", o.score, "tokens that follow", 2, 1024);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -225,15 +225,11 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Why keys are packed per channel and values per token.", "kivi");
+  engine::command_line line("Why keys are packed per channel and values per token.", "kivi");
   options o;
-  policies::add_options(app, o, true);
-  app.add_option("--tokens", o.tokens, "tokens of text, a multiple of 64")
-      ->check(CLI::Range(128, 2048))
-      ->capture_default_str();
-  app.add_option("--layer", o.layer, "the layer of the plot")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--plot", o.plot, "write the channels of a layer to this file, as SVG");
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  line.add("--tokens", o.tokens, "tokens of text, a multiple of 64", 128, 2048);
+  line.add("--layer", o.layer, "the layer of the plot", 0, 1 << 20);
+  line.add("--plot", o.plot, "write the channels of a layer to this file, as SVG");
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -2,12 +2,15 @@
 //
 // kvcache_lab: what a cache policy costs, at equal bytes, before it is shipped.
 //
-//   kvcache_lab cell    --model F --policy TEXT --task passkey --length 512      one figure
-//   kvcache_lab run     --model F --out FOLDER --quick                           the matrix, with controls
-//   kvcache_lab recall  --policy TEXT --length 32768                             a model whose answer is
-//   known kvcache_lab compare --a x.json --b y.json                                    two cells kvcache_lab
-//   tasks                                                            what there is
+//   kvcache_lab cell     one policy in one task
+//   kvcache_lab run      the matrix, with controls
+//   kvcache_lab recall   a model made by hand whose answer is known
+//   kvcache_lab compare  two cells
+//   kvcache_lab tasks    what there is
+//
+// Each verb has --help.
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -63,11 +66,12 @@ void add_when_and_where(CLI::App& app, bool& question_inside, lab::mode& how) {
       ->check(CLI::IsMember({"oneshot", "stream"}));
 }
 
-void add_lab_options(CLI::App& app, lab_options& o) {
+void add_lab_options(engine::command_line& line, lab_options& o) {
   o.common.chunk = 256;
   o.common.cache = "paged";
   o.common.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  engine::add_common_options(app, o.common);
+  engine::add_common_options(line, o.common);
+  CLI::App& app = line.app();
   app.add_option("--text-file", o.text_files,
                  "text for the tasks kl and repeat; several, separated by commas, are one text")
       ->delimiter(',');
@@ -276,9 +280,11 @@ result<json> list_tasks(const cell_options& o) {
 }
 
 int run_cell_verb(int argc, char** argv) {
-  CLI::App app("One policy in one task: what it costs, with interval and gate.", "kvcache_lab cell");
+  engine::command_line line("One policy in one task: what it costs, with interval and gate.",
+                            "kvcache_lab cell");
   cell_options o;
-  add_lab_options(app, o.lab);
+  add_lab_options(line, o.lab);
+  CLI::App& app = line.app();
   app.add_option("--policy", o.policy, "policy, format or both, such as h2o:heavy=64,recent=64+kv8")
       ->required();
   app.add_option("--task", o.task, "task: " + task_names());
@@ -291,13 +297,14 @@ int run_cell_verb(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--prompt", o.prompt, "kl: tokens of the prompt, exactly")->check(CLI::Range(2, 8192));
   app.add_flag("--controls", o.controls, "also window and random at equal bytes");
-  return engine::run_program(app, argc, argv, o.lab.common, [&] { return cell(o); });
+  return engine::run_program(line, argc, argv, o.lab.common, [&] { return cell(o); });
 }
 
 int run_matrix_verb(int argc, char** argv) {
-  CLI::App app("Policies in tasks at lengths, each beside its controls.", "kvcache_lab run");
+  engine::command_line line("Policies in tasks at lengths, each beside its controls.", "kvcache_lab run");
   matrix_options o;
-  add_lab_options(app, o.lab);
+  add_lab_options(line, o.lab);
+  CLI::App& app = line.app();
   app.add_option("--policy", o.policies,
                  "policies and formats (kv4, h2o:...+kv8); may be given several times")
       ->take_all()
@@ -310,7 +317,7 @@ int run_matrix_verb(int argc, char** argv) {
       ->required();
   app.add_flag("!--no-controls", o.controls, "without window and random at equal bytes");
   app.add_flag("--quick", o.quick, "a small matrix: at most 3 minutes on two cores");
-  return engine::run_program(app, argc, argv, o.lab.common, [&] { return matrix(o); });
+  return engine::run_program(line, argc, argv, o.lab.common, [&] { return matrix(o); });
 }
 
 void print_recall(const std::vector<lab::recall_row>& rows, int asked) {
@@ -336,14 +343,15 @@ result<json> recall(lab::recall_options o) {
 }
 
 int run_recall_verb(int argc, char** argv) {
-  CLI::App app(
+  engine::command_line line(
       "A model made by hand that answers exactly if the right token is held: what a policy kept, and whether "
       "the cache gives back what it holds.",
       "kvcache_lab recall");
   lab::recall_options o;
   o.common.chunk = 256;
   o.common.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  engine::add_common_options(app, o.common);
+  engine::add_common_options(line, o.common);
+  CLI::App& app = line.app();
   app.get_option("--model")->required(false)->group("");
   app.get_option("--cache")->group("");
   app.add_option("--policy", o.policies, "policies; may be given several times")->take_all()->expected(1);
@@ -355,24 +363,26 @@ int run_recall_verb(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", o.seed, "seed of the text")->check(CLI::Range(0, 1 << 20))->capture_default_str();
   add_when_and_where(app, o.question_inside, o.how);
-  return engine::run_program(app, argc, argv, o.common, [&] { return recall(o); });
+  return engine::run_program(line, argc, argv, o.common, [&] { return recall(o); });
 }
 
 int run_compare_verb(int argc, char** argv) {
-  CLI::App app("Two cells. Refuses when a setting differs, and names it.", "kvcache_lab compare");
+  engine::command_line line("Two cells. Refuses when a setting differs, and names it.",
+                            "kvcache_lab compare");
   engine::common_options common;
   std::string a, b;
+  CLI::App& app = line.app();
   app.add_option("--a", a, "a cell's document")->required();
   app.add_option("--b", b, "another one's")->required();
   app.add_flag("--json", common.as_json, "one JSON document on stdout");
-  return engine::run_program(app, argc, argv, common, [&] { return compare(a, b, common.as_json); });
+  return engine::run_program(line, argc, argv, common, [&] { return compare(a, b, common.as_json); });
 }
 
 int run_tasks_verb(int argc, char** argv) {
-  CLI::App app("The tasks there are.", "kvcache_lab tasks");
+  engine::command_line line("The tasks there are.", "kvcache_lab tasks");
   cell_options o;
-  app.add_flag("--json", o.lab.common.as_json, "one JSON document on stdout");
-  return engine::run_program(app, argc, argv, o.lab.common, [&] { return list_tasks(o); });
+  line.add("--json", o.lab.common.as_json, "one JSON document on stdout");
+  return engine::run_program(line, argc, argv, o.lab.common, [&] { return list_tasks(o); });
 }
 
 }  // namespace
@@ -384,12 +394,12 @@ int main(int argc, char** argv) {
   if (verb("recall")) return run_recall_verb(argc - 1, argv + 1);
   if (verb("compare")) return run_compare_verb(argc - 1, argv + 1);
   if (verb("tasks")) return run_tasks_verb(argc - 1, argv + 1);
-  CLI::App app(
+  engine::command_line line(
       "What a cache policy costs, at equal bytes. Verbs: cell, run, recall, compare, tasks; each has --help.",
       "kvcache_lab");
   engine::common_options common;
-  app.add_flag("--json", common.as_json, "errors as a JSON document");
-  return engine::run_program(app, argc, argv, common, []() -> result<json> {
+  line.add("--json", common.as_json, "errors as a JSON document");
+  return engine::run_program(line, argc, argv, common, []() -> result<json> {
     return usage("missing", "verb", "one of cell, run, recall, compare, tasks");
   });
 }

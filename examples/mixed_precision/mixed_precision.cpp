@@ -170,17 +170,13 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("A format per layer: bits where they are missed most.", "mixed_precision");
+  engine::command_line line("A format per layer: bits where they are missed most.", "mixed_precision");
   options o;
   o.common.type = "f16";
   o.common.block_size = 64;
-  policies::add_options(app, o, true);
-  app.add_option("--prompt", o.prompt, "tokens before the scored ones")
-      ->check(CLI::Range(64, 1024))
-      ->capture_default_str();
-  app.add_option("--score", o.score, "tokens that are scored")
-      ->check(CLI::Range(2, 1024))
-      ->capture_default_str();
-  app.add_option("--groups", o.groups, "groups of layers")->check(CLI::Range(2, 64))->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  line.add("--prompt", o.prompt, "tokens before the scored ones", 64, 1024);
+  line.add("--score", o.score, "tokens that are scored", 2, 1024);
+  line.add("--groups", o.groups, "groups of layers", 2, 64);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

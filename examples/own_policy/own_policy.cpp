@@ -131,10 +131,10 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("A scorer, a predictor and pinned ranges of one's own.", "own_policy");
+  engine::command_line line("A scorer, a predictor and pinned ranges of one's own.", "own_policy");
   options o;
-  policies::add_options(app, o, false);
-  policies::add_policy_option(app, o.policy);
-  app.add_option("--trials", o.trials, "pass keys")->check(CLI::Range(1, 100))->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, false);
+  policies::add_policy_option(line, o.policy);
+  line.add("--trials", o.trials, "pass keys", 1, 100);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

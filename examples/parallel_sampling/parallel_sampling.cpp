@@ -201,18 +201,14 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Several random answers to one prompt by forking it.", "parallel_sampling");
+  engine::command_line line("Several random answers to one prompt by forking it.", "parallel_sampling");
   options o;
   o.common.cache = "paged";
-  engine::add_common_options(app, o.common);
-  app.add_option("--prompt", o.prompt, "user message")->capture_default_str();
-  app.add_option("--samples", o.samples, "answers")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--new", o.max_new, "tokens of an answer")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  app.add_option("--temperature", o.temperature, "0: greedy")
-      ->check(CLI::Range(0.0, 100.0))
-      ->capture_default_str();
-  app.add_option("--seed", o.seed, "of the first sample")->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  engine::add_common_options(line, o.common);
+  line.add("--prompt", o.prompt, "user message");
+  line.add("--samples", o.samples, "answers", 1, 64);
+  line.add("--new", o.max_new, "tokens of an answer", 1, 4096);
+  line.add("--temperature", o.temperature, "0: greedy", 0.0, 100.0);
+  line.add("--seed", o.seed, "of the first sample");
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

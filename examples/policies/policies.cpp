@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "policies.hpp"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -10,21 +11,23 @@
 
 namespace policies {
 
-void add_options(CLI::App& app, options& o, bool text) {
-  engine::add_common_options(app, o.common);
+void add_options(engine::command_line& line, options& o, bool text) {
+  engine::add_common_options(line, o.common);
+  CLI::App& app = line.app();
   app.remove_option(app.get_option("--cache"));
   if (text)
     app.add_option("--text-file", o.text_file, "a text to read, such as tests/data/text.txt")->required();
 }
 
-void add_policy_option(CLI::App& app, std::string& policy) {
+void add_policy_option(engine::command_line& line, std::string& policy) {
   const CLI::Validator readable(
       [](std::string& text) {
         const auto parsed = engine::parse_policy(text);
         return parsed ? std::string() : engine::describe(parsed.error());
       },
       "POLICY");
-  app.add_option("--policy", policy, "the policy shown (docs/retain.md)")
+  line.app()
+      .add_option("--policy", policy, "the policy shown (docs/retain.md)")
       ->check(readable)
       ->capture_default_str();
 }

@@ -22,10 +22,10 @@ struct options {
 };
 
 /// The common options without --cache, since a session is always paged; with `text`, also --text-file.
-void add_options(CLI::App& app, options& o, bool text);
+void add_options(engine::command_line& line, options& o, bool text);
 
 /// An option for the policy the example is about. Checked at once: wrong text names key and allowed values.
-void add_policy_option(CLI::App& app, std::string& policy);
+void add_policy_option(engine::command_line& line, std::string& policy);
 
 struct world {
   std::unique_ptr<engine::loaded> parts;

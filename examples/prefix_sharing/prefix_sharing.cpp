@@ -220,16 +220,12 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Several requests with one long system prompt, with and without sharing it.",
-               "prefix_sharing");
+  engine::command_line line("Several requests with one long system prompt, with and without sharing it.",
+                            "prefix_sharing");
   options o;
   o.common.cache = "paged";
-  engine::add_common_options(app, o.common);
-  app.add_option("--requests", o.requests, "requests")
-      ->check(CLI::Range(1, static_cast<int>(std::size(questions))))
-      ->capture_default_str();
-  app.add_option("--new", o.max_new, "tokens of an answer")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  engine::add_common_options(line, o.common);
+  line.add("--requests", o.requests, "requests", 1, static_cast<int>(std::size(questions)));
+  line.add("--new", o.max_new, "tokens of an answer", 1, 1024);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -223,27 +223,17 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  engine::command_line line(
       "Packed blocks beside f16: texts that fit, what they change, and that blocks are shared as before.",
       "quantized_kv");
   options o;
   o.common.type = "f16";
   o.common.block_size = 64;
-  policies::add_options(app, o, true);
-  app.add_option("--formats", o.formats, "three formats (docs/quant.md), from many bits to few")
-      ->expected(3)
-      ->capture_default_str();
-  app.add_option("--prompt", o.prompt, "tokens that are read before the scored ones")
-      ->check(CLI::Range(65, 4096))
-      ->capture_default_str();
-  app.add_option("--score", o.score, "tokens whose predictions are compared")
-      ->check(CLI::Range(2, 1024))
-      ->capture_default_str();
-  app.add_option("--new", o.max_new, "tokens written after the prompt")
-      ->check(CLI::Range(4, 1024))
-      ->capture_default_str();
-  app.add_option("--mib", o.mebibytes, "memory that texts have to fit into")
-      ->check(CLI::Range(64, 1 << 20))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  line.add("--formats", o.formats, "three formats (docs/quant.md), from many bits to few");
+  line.add("--prompt", o.prompt, "tokens that are read before the scored ones", 65, 4096);
+  line.add("--score", o.score, "tokens whose predictions are compared", 2, 1024);
+  line.add("--new", o.max_new, "tokens written after the prompt", 4, 1024);
+  line.add("--mib", o.mebibytes, "memory that texts have to fit into", 64, 1 << 20);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -244,12 +244,11 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What goes wrong when a cached passage is reused at another position.", "rope_offset");
+  engine::command_line line("What goes wrong when a cached passage is reused at another position.",
+                            "rope_offset");
   options o;
   o.common.cache = "paged";
-  engine::add_common_options(app, o.common);
-  app.add_option("--offset", o.offset, "tokens in front of the passage; whole blocks")
-      ->check(CLI::Range(0, 4096))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  engine::add_common_options(line, o.common);
+  line.add("--offset", o.offset, "tokens in front of the passage; whole blocks", 0, 4096);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -188,14 +188,12 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("A long prompt compressed at its end: two questions to one prefill, and whose memory it is.",
-               "snapkv");
+  engine::command_line line(
+      "A long prompt compressed at its end: two questions to one prefill, and whose memory it is.", "snapkv");
   options o;
-  policies::add_options(app, o, false);
-  policies::add_policy_option(app, o.policy);
-  app.add_option("--sentences", o.sentences, "of the document")
-      ->check(CLI::Range(4, 180))
-      ->capture_default_str();
-  app.add_option("--trials", o.trials, "documents")->check(CLI::Range(1, 100))->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, false);
+  policies::add_policy_option(line, o.policy);
+  line.add("--sentences", o.sentences, "of the document", 4, 180);
+  line.add("--trials", o.trials, "documents", 1, 100);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

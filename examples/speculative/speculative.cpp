@@ -243,19 +243,14 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Greedy decoding with drafts looked up in the text, exactly equal to plain greedy decoding.",
-               "speculative");
+  engine::command_line line(
+      "Greedy decoding with drafts looked up in the text, exactly equal to plain greedy decoding.",
+      "speculative");
   options o;
   o.common.cache = "paged";
-  engine::add_common_options(app, o.common);
-  app.add_option("--draft", o.draft, "most tokens guessed per step")
-      ->check(CLI::Range(0, 256))
-      ->capture_default_str();
-  app.add_option("--match", o.match, "longest run of last tokens that is looked up")
-      ->check(CLI::Range(2, 64))
-      ->capture_default_str();
-  app.add_option("--new", o.max_new, "tokens of an answer")
-      ->check(CLI::Range(2, 4096))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  engine::add_common_options(line, o.common);
+  line.add("--draft", o.draft, "most tokens guessed per step", 0, 256);
+  line.add("--match", o.match, "longest run of last tokens that is looked up", 2, 64);
+  line.add("--new", o.max_new, "tokens of an answer", 2, 4096);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

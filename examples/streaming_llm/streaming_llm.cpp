@@ -180,16 +180,12 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Endless text in constant memory: sinks and a window, beside a window alone.",
-               "streaming_llm");
+  engine::command_line line("Endless text in constant memory: sinks and a window, beside a window alone.",
+                            "streaming_llm");
   options o;
-  policies::add_options(app, o, true);
-  policies::add_policy_option(app, o.policy);
-  app.add_option("--tokens", o.tokens, "tokens of the whole text")
-      ->check(CLI::Range(64, 10'000'000))
-      ->capture_default_str();
-  app.add_option("--read", o.read, "of these, read from the file")
-      ->check(CLI::Range(32, 8192))
-      ->capture_default_str();
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  policies::add_options(line, o, true);
+  policies::add_policy_option(line, o.policy);
+  line.add("--tokens", o.tokens, "tokens of the whole text", 64, 10'000'000);
+  line.add("--read", o.read, "of these, read from the file", 32, 8192);
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

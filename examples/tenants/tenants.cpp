@@ -212,14 +212,11 @@ engine::result<std::string> run(const options& o, engine::report& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Two tenants, one prompt: what is found, and what a miss costs.", "tenants");
+  engine::command_line line("Two tenants, one prompt: what is found, and what a miss costs.", "tenants");
   options o;
   o.common.cache = "paged";
-  engine::add_common_options(app, o.common);
-  app.add_option("--rounds", o.rounds, "prompts per timing")
-      ->check(CLI::Range(1, 100))
-      ->capture_default_str();
-  app.add_flag("--share", o.share,
-               "let everyone find everything: what the scopes prevent (claims then fail)");
-  return engine::run_example(app, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
+  engine::add_common_options(line, o.common);
+  line.add("--rounds", o.rounds, "prompts per timing", 1, 100);
+  line.add("--share", o.share, "let everyone find everything: what the scopes prevent (claims then fail)");
+  return engine::run_example(line, argc, argv, o.common, [&](engine::report& out) { return run(o, out); });
 }

@@ -126,9 +126,11 @@ case $check in
     refuses "component 'cuda9' does not exist; kvcache has: headers, cpu, cuda" find "${common[@]}" "-DCOMPONENTS=headers;cuda9"
     configure find "${common[@]}" -DCOMPONENTS=cuda9 -DQUIET_LOOK=ON
     grep -q 'kvcache_FOUND=0' "$work/find/configure.log" || { cat "$work/find/configure.log"; exit 1; }
-    # An installation without the compiled part.
+    # An installation without the compiled part, and so without what attends.
+    refuses "KVCACHE_BUILD_TESTS is ON but KVCACHE_BUILD_CPU is OFF, which it needs" refused-headers "$source" \
+      -DKVCACHE_BUILD_CPU=OFF -DKVCACHE_BUILD_TESTS=ON
     configure build-headers "$source" -DKVCACHE_BUILD_CPU=OFF -DKVCACHE_WITH_CUDA=OFF -DCMAKE_INSTALL_PREFIX="$work/headers" \
-      -DKVCACHE_BUILD_TESTS=OFF -DKVCACHE_BUILD_EXAMPLES=OFF -DKVCACHE_BUILD_BENCH=OFF -DKVCACHE_BUILD_CLI=OFF
+      -DKVCACHE_BUILD_CLI=OFF
     fresh headers
     cmake --install "$work/build-headers" >/dev/null
     refuses "component 'cuda' was not built into this installation" find "$here/find_only" \
