@@ -295,10 +295,11 @@ void soften_heads(const tile_work& t) {
 /// what has been asked for outlasts that of one head, but not that of all. With narrower values arithmetic
 /// takes too large a part for it to matter.
 bool softens_by_head(const tile_work& t) {
-  return is_intel() && walks_whole(t) && t.item.kv->k.type == KVC_F32 && keys_direct(t.item, t.now, 1);
+  return is_intel() && t.item.rows == 1 && walks_whole(t) && t.item.kv->k.type == KVC_F32 &&
+         keys_direct(t.item, t.now, 1);
 }
 
-/// Scores and weights, head after head, for keys that all rows see.
+/// Scores and weights of one row, head after head, for keys that it sees all.
 void score_and_soften(const tile_work& t) {
   const attend_item& item = t.item;
   key_view k{};
@@ -309,7 +310,7 @@ void score_and_soften(const tile_work& t) {
     k.head = h * k.head_stride;
     k.ahead = bytes_ahead / tile_keys * t.now.run_keys;
     score_some_heads(t, h, k);
-    soften_states(t, h * item.per_head(), (h + 1) * item.per_head(), ~uint64_t{0}, nullptr, 0);
+    soften_states(t, h * item.group, (h + 1) * item.group, ~uint64_t{0}, nullptr, 0);
   }
 }
 
