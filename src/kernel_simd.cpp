@@ -167,7 +167,7 @@ void pack_value_view(const tile_work& t, int32_t head, value_view& v) {
 }
 
 /// Scores of `k.heads` heads from `head` on.
-void score_some_heads(const tile_work& t, int32_t head, key_view& k) {
+void score_some_heads(const tile_work& t, int32_t head, key_view k) {
   const attend_item& item = t.item;
   const attend_scratch s = head_scratch(item, t.scratch, head);
   for (int64_t b = 0; b < t.blocks.count; ++b, k.ahead = 0, k.far = nullptr) {
@@ -306,9 +306,9 @@ void score_and_soften(const tile_work& t) {
   point_at_keys(item, t.now, k);
   k.head_stride = item.kv->k.head_stride;
   k.heads = 1;
+  k.ahead = bytes_ahead / tile_keys * t.now.run_keys;
   for (int32_t h = 0; h < item.heads; ++h) {
     k.head = h * k.head_stride;
-    k.ahead = bytes_ahead / tile_keys * t.now.run_keys;
     score_some_heads(t, h, k);
     soften_states(t, h * item.group, (h + 1) * item.group, ~uint64_t{0}, nullptr, 0);
   }
