@@ -132,11 +132,6 @@ asking asking_for(const attend_item& item, const row_blocks& blocks) {
   return slow ? asking::far : asking::near;
 }
 
-/// A whole tile of long runs, for all heads of a few rows, asking near.
-bool walks_whole(const tile_work& t) {
-  return t.whole && t.far == nullptr && t.next != nullptr && t.blocks.count == 1 && t.now.run_keys >= 16;
-}
-
 tile_pass pass_of(const tile& t) {
   return {t.first / tile_keys, t.form};
 }
@@ -167,7 +162,7 @@ void pack_value_view(const tile_work& t, int32_t head, value_view& v) {
 }
 
 /// Scores of `k.heads` heads from `head` on.
-void score_some_heads(const tile_work& t, int32_t head, key_view k) {
+void score_some_heads(const tile_work& t, int32_t head, key_view& k) {
   const attend_item& item = t.item;
   const attend_scratch s = head_scratch(item, t.scratch, head);
   for (int64_t b = 0; b < t.blocks.count; ++b, k.ahead = 0, k.far = nullptr) {
@@ -291,29 +286,6 @@ void soften_heads(const tile_work& t) {
   }
 }
 
-/// Where it pays to let weights follow scores head by head: nothing is read while scores become weights, and
-/// what has been asked for outlasts that of one head, but not that of all. With narrower values arithmetic
-/// takes too large a part for it to matter.
-bool softens_by_head(const tile_work& t) {
-  return is_intel() && t.item.rows == 1 && walks_whole(t) && t.item.kv->k.type == KVC_F32 &&
-         keys_direct(t.item, t.now, 1);
-}
-
-/// Scores and weights of one row, head after head, for keys that it sees all.
-void score_and_soften(const tile_work& t) {
-  const attend_item& item = t.item;
-  key_view k{};
-  point_at_keys(item, t.now, k);
-  k.head_stride = item.kv->k.head_stride;
-  k.heads = 1;
-  k.ahead = bytes_ahead / tile_keys * t.now.run_keys;
-  for (int32_t h = 0; h < item.heads; ++h) {
-    k.head = h * k.head_stride;
-    score_some_heads(t, h, k);
-    soften_states(t, h * item.group, (h + 1) * item.group, ~uint64_t{0}, nullptr, 0);
-  }
-}
-
 void add_head(const tile_work& t, int32_t head, value_view& v) {
   const attend_scratch s = head_scratch(t.item, t.scratch, head);
   for (int64_t b = 0; b < t.blocks.count; ++b, v.far = nullptr) {
@@ -368,7 +340,10 @@ void add_heads(const tile_work& t) {
   value_view v{};
   v.head_stride = plane.head_stride;
   if (direct) point_at_values(item, t.now, v);
-  if (direct && walks_whole(t)) return is_intel() ? add_beside(t, v) : add_by_block(t, v);
+  const bool near = t.far == nullptr && t.next != nullptr && t.now.run_keys >= 16;
+  if (direct && near && t.whole && t.blocks.count == 1) {
+    return is_intel() ? add_beside(t, v) : add_by_block(t, v);
+  }
   if (direct) return add_by_head(t, v);
   for (int32_t h = 0; h < item.heads; ++h) {
     pack_value_view(t, h, v);
@@ -401,12 +376,8 @@ void split(const attend_item& item, const attend_scratch& s, tile_range range) {
         std::all_of(s.seen, s.seen + item.rows, [&s](uint64_t bits) { return bits == s.seen[0]; });
     const bool all = alike && s.seen[0] == ~uint64_t{0};
     const tile_work work{item, s, blocks, now, more ? &next : nullptr, whole ? &far : nullptr, all, alike};
-    if (softens_by_head(work)) {
-      score_and_soften(work);
-    } else {
-      score_heads(work);
-      soften_heads(work);
-    }
+    score_heads(work);
+    soften_heads(work);
     if (item.out->o != nullptr) add_heads(work);
   }
   for (int64_t i = 0; i < item.states(); ++i) s.sum[i] = fold_lanes(s.lanes + i * sum_lanes);
